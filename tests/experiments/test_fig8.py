@@ -114,7 +114,7 @@ def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced
 
 
 def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
-    replay = dataclasses.replace(QUICK8.replay, num_minutes=1, rate_rps=10.0)
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=1, rate_rps=4.0)
     setting = dataclasses.replace(QUICK8, minutes=1, generator_minutes=1, replay=replay)
 
     def produce(policy: str, *, add: bool, rate: float = 1.0) -> None:
@@ -151,7 +151,7 @@ def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
 def test_a_run_that_is_interrupted_leaves_the_minutes_it_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replay = dataclasses.replace(QUICK8.replay, num_minutes=4)
+    replay = dataclasses.replace(QUICK8.replay, num_minutes=4, rate_rps=10.0)
     case = azure_replay.case_of(replay, azure_replay.generated(replay), SchedulerConfig())
 
     def run_until_the_first_row(

@@ -37,7 +37,7 @@ from experiments.gpu.hardware import (
 from experiments.gpu.stand_in import MissingError
 from modelzoo.profile import load_profile
 from tests.kit.aims import wanted_of
-from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
+from tests.kit.engine_contest import OnnxruntimeAccelerator, forget_trials, time_says
 from tests.kit.processes import PATIENCE_S, lives, until
 from worker.config import WorkerConfig
 from worker.devices.accelerator import CapturedWork, HostAccelerator, HostStream, Piece
@@ -52,14 +52,20 @@ from worker.models.precision import Precision
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Networks that tests of this file have compiled: each once, by a process that takes seconds to begin."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_probe_measures_copies_gathers_and_kernels(cache: Path) -> None:
     accelerator = HostAccelerator()
     figures = probe.copy(accelerator, pages=1, runs=2)
     figures |= probe.gather(accelerator, pages=1, cache_pages=4, runs=2)
     figures |= probe.gather(accelerator, pages=2, cache_pages=2, name="gather_large", runs=2)
-    figures |= probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
-    figures |= probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
-    figures |= probe.graphs(accelerator, tmp_path, name="tiny_conv", more=2)
+    figures |= probe.beside(accelerator, cache, name="tiny_conv", runs=2)
+    figures |= probe.execute(accelerator, cache, name="tiny_conv", runs=2)
+    figures |= probe.graphs(accelerator, cache, name="tiny_conv", more=2)
     assert all(figure > 0 for figure in figures.values())
     for key in (
         *("h2d_gbps", "d2d_gbps", "gather_index_select_us_p50", "gather_captured_us_p50"),
@@ -76,7 +82,7 @@ def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
     ):
         for variant in ("", "_apart", other):
             assert f"exec_{precision}{variant}_b16_launched_us_p50" in figures
-    hurried = probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2, until_s=0.0)
+    hurried = probe.execute(accelerator, cache, name="tiny_conv", runs=2, until_s=0.0)
     assert len(hurried) == len(Precision) * len(probe.BATCH_SIZES) * 4
 
 
@@ -100,15 +106,15 @@ def test_the_probe_measures_what_serving_takes_of_the_host() -> None:
 def test_bare_kernels_are_also_measured_in_the_layout_that_is_not_served(
     precision: Precision,
     layout: torch.memory_format,
-    tmp_path: Path,
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, compiled = compiled_for("cifar_resnet20_v1", precision, tmp_path)
+    folder, compiled = compiled_for("tiny_conv", precision, cache)
     told: list[bool] = []
     run = Program.run
 
     def watched(program: Program, inputs: Any, weights: Any, moved: Any) -> Any:  # noqa: ANN401
-        # By strides: a kernel of 1 x 1, as in shortcuts, is contiguous in both layouts.
+        # By strides: a kernel of 1 x 1, or of one channel, is contiguous in both layouts.
         kernels = [weight for weight in weights.values() if weight.dim() == 4]
         wanted = [torch.empty(each.shape).clone(memory_format=layout) for each in kernels]
         told.append([each.stride() for each in kernels] == [each.stride() for each in wanted])
@@ -154,9 +160,9 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     assert record["hardware"]["accelerator"] == "cpu"
 
 
-def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_path: Path) -> None:
+def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(cache: Path) -> None:
     accelerator = HostAccelerator()
-    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, cache)
     places = []
 
     def memory(num_bytes: int) -> torch.Tensor:
@@ -191,13 +197,11 @@ class UnjoinedAccelerator(HostAccelerator):
             return super().capture(pieces, rehearsal=rehearsal, tensor_cores=tensor_cores)
 
 
-def test_where_joint_kernels_are_missing_others_are_measured_and_that_is_said(
-    tmp_path: Path,
-) -> None:
+def test_where_joint_kernels_are_missing_others_are_measured_and_that_is_said(cache: Path) -> None:
     accelerator = UnjoinedAccelerator()
-    figures = probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
+    figures = probe.beside(accelerator, cache, name="tiny_conv", runs=2)
     assert figures["beside_joined"] == 0
-    figures = probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
+    figures = probe.execute(accelerator, cache, name="tiny_conv", runs=2)
     assert "exec_float32_apart_b1_us_p50" in figures
     assert not any("float32_b1" in key for key in figures)
 
@@ -215,9 +219,9 @@ class ForgetfulAccelerator(HostAccelerator):
         return torch.from_numpy(memory)
 
 
-def test_kernels_that_may_still_run_keep_their_memory(tmp_path: Path) -> None:
+def test_kernels_that_may_still_run_keep_their_memory(cache: Path) -> None:
     accelerator = ForgetfulAccelerator()
-    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    folder, compiled = compiled_for("tiny_conv", Precision.FLOAT32, cache)
     replay = probe.bare_kernel(accelerator, folder, compiled, 1).replay
     gc.collect()
     assert len(accelerator.taken) == 3
@@ -261,8 +265,9 @@ def small_table_1(
 
 @pytest.mark.parametrize("way", Way)
 def test_table_1_compares_an_exec_with_the_bare_kernels_of_the_way_that_was_taken(
-    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forget_trials(cache)
     accelerator = OnnxruntimeAccelerator()
     accelerator.on_host = False  # so that all ways are tried
     time_says(monkeypatch, {each: 1000 if each is way else 2000 for each in Way})
@@ -273,7 +278,7 @@ def test_table_1_compares_an_exec_with_the_bare_kernels_of_the_way_that_was_take
         return kernels[-1]
 
     monkeypatch.setattr(table1, "bare_kernel", bare_kernel)
-    figures, _ = small_table_1(accelerator, tmp_path)
+    figures, _ = small_table_1(accelerator, cache)
     assert figures["tiny_conv_bare_us_p50"] > 0
     (kernel,) = kernels
     assert kernel.joined is (way is not Way.TORCH_APART)
@@ -282,18 +287,18 @@ def test_table_1_compares_an_exec_with_the_bare_kernels_of_the_way_that_was_take
 
 @pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])
 def test_table_1_is_measured_with_the_workers_own_steps(
-    grace_s: float, tail_runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grace_s: float, tail_runs: int, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute = BareDevice.execute
     measured_as: list[tuple[bool, bool]] = []
 
     def watched(bench: BareDevice, *arguments: Any, **settings: Any) -> list[int]:  # noqa: ANN401
-        measured_as.append((gc.get_freeze_count() > 0, sys.getswitchinterval() < 2e-4))
+        measured_as.append((gc.get_freeze_count() > frozen, sys.getswitchinterval() < 2e-4))
         return execute(bench, *arguments, **settings)
 
     monkeypatch.setattr(BareDevice, "execute", watched)
-    usual = gc.get_threshold(), sys.getswitchinterval()
-    figures, left_out = small_table_1(HostAccelerator(), tmp_path, grace_s=grace_s)
+    usual, frozen = (gc.get_threshold(), sys.getswitchinterval()), gc.get_freeze_count()
+    figures, left_out = small_table_1(HostAccelerator(), cache, grace_s=grace_s)
     # The collector and the turns of threads are a worker's, and afterwards what they were.
     assert set(measured_as) == {(True, True)}
     assert (gc.get_threshold(), sys.getswitchinterval()) == usual
@@ -317,7 +322,7 @@ def test_all_sections_compile_a_network_for_the_same_batches(tmp_path: Path) -> 
 
 
 def test_a_network_that_is_refused_does_not_end_table_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = BareDevice.model
 
@@ -328,7 +333,7 @@ def test_a_network_that_is_refused_does_not_end_table_1(
 
     monkeypatch.setattr(BareDevice, "model", refuses)
     figures, left_out = small_table_1(
-        HostAccelerator(), tmp_path, names=("greedy", "tiny_conv"), until_s=float("inf")
+        HostAccelerator(), cache, names=("greedy", "tiny_conv"), until_s=float("inf")
     )
     assert figures["tiny_conv_b1_us_p50"] > 0
     assert left_out == ["greedy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ def time_says(monkeypatch: pytest.MonkeyPatch, exec_ns: dict[Way, int]) -> None:
         return exec_ns[kernel.way]
 
     monkeypatch.setattr(ExecQueue, "measure", measured)
+
+
+def forget_trials(cache_dir: Path) -> None:
+    """Have the next contest decided anew, where one in this cache of compiled models has been recorded."""
+    for record in (cache_dir / "profiles").glob("*"):
+        record.unlink()
 
 
 class OnnxruntimeAccelerator(HostAccelerator):

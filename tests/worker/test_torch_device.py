@@ -35,7 +35,7 @@ from clockwright.wire.actions import ActionError, Infer, LoadWeights
 from clockwright.wire.bulk import Buffer
 from experiments.live.local_server import LocalServer
 from modelzoo.build import build_model
-from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
+from tests.kit.engine_contest import OnnxruntimeAccelerator, forget_trials, time_says
 from tests.kit.nvml import driver, told_by
 from tests.kit.processes import PATIENCE_S, until, write_models
 from tests.kit.running_lanes import load_run_and_evict_at_random, running
@@ -313,11 +313,6 @@ def convolutional(instances: Instances) -> tuple[Path, bytes]:
 # --- engines ----------------------------------------------------------------------------------------
 
 
-def forget_trials(cache_dir: Path) -> None:
-    for record in (cache_dir / "profiles").iterdir():
-        record.unlink()
-
-
 TORCH_FASTER = {Way.TORCH_JOINED: 1000, Way.ONNXRUNTIME: 2000}
 ONNXRUNTIME_FASTER = {Way.TORCH_JOINED: 2000, Way.ONNXRUNTIME: 1000}
 
@@ -449,12 +444,8 @@ def strange_network() -> bytes:
 
 def test_a_model_that_torch_has_no_operators_for_runs_on_onnxruntime_alone(tmp_path: Path) -> None:
     strange = offer(FileStore(tmp_path), "strange", strange_network())
-    for engine, from_cache in [
-        (Engine.AUTO, False),
-        (Engine.AUTO, True),
-        (Engine.ONNXRUNTIME, False),
-    ]:
-        device = torch_device(tmp_path, OnnxruntimeAccelerator(), engine=engine)
+    for from_cache in (False, True):
+        device = torch_device(tmp_path, OnnxruntimeAccelerator())
         (model,) = prepared(device, strange)
         assert model.from_cache is from_cache
         assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
@@ -464,16 +455,13 @@ def test_without_onnxruntime_a_refusal_names_all_missing_operators_and_what_help
     tmp_path: Path,
 ) -> None:
     strange = offer(FileStore(tmp_path), "strange", strange_network())
-    for accelerator, engine in [
-        (HostAccelerator(), Engine.AUTO),
-        (OnnxruntimeAccelerator(), Engine.TORCH),
-    ]:
-        device = torch_device(tmp_path, accelerator, engine=engine)
-        with pytest.raises(
-            ModelError,
-            match=r"^the torch engine has no operator Det, MeanVarianceNormalization; .*\[gpu-ort\]",
-        ):
-            prepared(device, strange)
+    # Which devices have torch alone, tests/worker/test_engine_choice.py says.
+    device = torch_device(tmp_path)
+    with pytest.raises(
+        ModelError,
+        match=r"^the torch engine has no operator Det, MeanVarianceNormalization; .*\[gpu-ort\]",
+    ):
+        prepared(device, strange)
 
 
 def test_an_engine_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
