@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from clockwright import AsyncClient, Client, Refusal, RefusedError, UnknownModelError
+from clockwright import AsyncClient, Client, Refusal, RefusedError
 from clockwright.client.operator import Operator
 from experiments.demo.models import DemoModel, run_alone, write_digit_models
 from experiments.live.local_server import LocalServer
-from tests.kit.processes import PATIENCE_S, controller, lives, until, worker, write_models
+from tests.kit.processes import PATIENCE_S, lives, until, worker, write_models
 
 # A pause of the machine counts as a long execution, and the next ones are predicted to take as long:
 # all that wait have the time for it.
@@ -160,7 +157,7 @@ def pids_of(operator: Operator) -> dict[str, int]:
     return {row.worker_id: row.pid for row in operator.workers()}
 
 
-def test_a_local_worker_that_is_killed_is_replaced_and_the_others_go_on(
+def test_a_local_worker_that_is_killed_is_replaced_and_one_that_was_sent_home_is_not(
     tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
@@ -187,56 +184,16 @@ def test_a_local_worker_that_is_killed_is_replaced_and_the_others_go_on(
         until(lambda: client.models()[0].state == "READY", what="they have the model")
         client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
         third = pids_of(operator)
+        # One that was sent home stays away.
+        operator.drain("local-1")
+        until(lambda: not lives(third["local-1"]), what="it has left")
+        assert pids_of(operator) == {"local-0": third["local-0"]}
         assert server.stop() == 0
     assert not [pid for pid in third.values() if lives(pid)]
     told = capfd.readouterr().err
     pid = first["local-1"]
     assert f"worker local-1 (pid {pid}) was killed by SIGKILL; starting it again in 0.5 s" in told
     assert f"{second['local-1']}) was killed by SIGKILL; starting it again in 1 s" in told
-
-
-def test_a_worker_that_was_sent_home_is_not_replaced(tmp_path: Path) -> None:
-    arguments = ["--workers", "2", "--device", "modelled:1ms", "--cache-dir", str(tmp_path)]
-    with LocalServer(arguments) as server, Operator(server.address) as operator:
-        pid = pids_of(operator)["local-1"]
-        operator.drain("local-1")
-        until(lambda: not lives(pid), what="it has left")
-        assert list(pids_of(operator)) == ["local-0"]
-
-
-def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_back(
-    tmp_path: Path,
-    cache_dir: Path,
-) -> None:
-    models = write_models(tmp_path / "models", echo="echo-4")
-    common = ("--models", str(models), "--state", str(tmp_path / "state"))
-    with controller("--port", "0", *common) as first:
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
-        port = address.rpartition(":")[2]
-        arguments = ("--device", "modelled:1ms", "--cache-dir", str(cache_dir))
-        with worker(address, "--id", "w", *arguments) as waiting, ExitStack() as stack:
-            running = first
-            for number in (signal.SIGTERM, None):
-                with Client(address) as client, Operator(address) as operator:
-                    until(lambda: operator.status().ready, what="the model is ready")
-                    client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
-                    assert pids_of(operator) == {"w": waiting.pid}
-                if number is None:
-                    break
-                running.send_signal(number)
-                assert running.wait(PATIENCE_S) == 0
-                assert waiting.poll() is None
-                running = stack.enter_context(controller("--port", port, *common))
-                assert running.stdout is not None
-                assert running.stdout.readline() == f"listening on {address}\n"
-            # It still leaves when somebody sends it home.
-            with Operator(address) as operator:
-                operator.drain("w")
-            assert waiting.wait(PATIENCE_S) == 0
-            command = [sys.executable, "-m", "clockwright.cli", "status", "--server", address]
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            assert ": no worker is connected\n" in told
 
 
 @pytest.mark.parametrize(
@@ -301,38 +258,7 @@ def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
     assert "stopped" in server.output
 
 
-def test_local_workers_do_not_outlive_a_controller_that_was_killed(
-    tmp_path: Path, cache_dir: Path
-) -> None:
-    arguments = ["--device", "modelled:1ms", "--cache-dir", str(cache_dir)]
-    models = write_models(tmp_path / "models", echo="echo-4")
-    with LocalServer(["--models", str(models), *arguments]) as server:
-        with Operator(server.address) as operator:
-            pids = [row.pid for row in operator.workers()]
-        server.process.kill()
-        assert server.stop() == -signal.SIGKILL
-    until(lambda: not [pid for pid in pids if lives(pid)], what="the worker ends")
-
-
-def test_a_restarted_server_finds_its_compiled_models(tmp_path: Path) -> None:
-    models = write_models(tmp_path / "models", tiny="tiny_conv", dense="mlp-16-32-4")
-    cache = tmp_path / "cache"
-    arguments = ["--models", str(models), "--pages", "4", "--cache-dir", str(cache)]
-
-    def entries() -> dict[str, int]:
-        return {str(path): path.stat().st_mtime_ns for path in cache.glob("*/**/*.*")}
-
-    with LocalServer(arguments):
-        compiled = entries()
-    assert any(path.endswith("graph.onnx") for path in compiled)
-    with LocalServer(arguments) as server, Client(server.address) as client:
-        row = np.ones((1, 16), np.float32)
-        assert client.infer("dense", row, slo_ms=SLO_MS).outputs["output"].shape == (1, 4)
-    assert entries() == compiled
-    assert not [line for line in server.output if "optimising" in line or "profiling" in line]
-
-
-def test_a_server_runs_the_policies_that_exist_for_comparison(
+def test_a_server_runs_a_policy_for_comparison_and_its_workers_do_not_outlive_it_when_it_is_killed(
     tmp_path: Path, cache_dir: Path
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
@@ -346,26 +272,7 @@ def test_a_server_runs_the_policies_that_exist_for_comparison(
         assert operator.status().policy == "clipper"
         for _ in range(5):
             client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
-
-
-def test_a_model_that_is_added_and_removed_while_others_serve(
-    tmp_path: Path, cache_dir: Path
-) -> None:
-    models = write_models(tmp_path / "models", tiny="tiny_conv")
-    other = write_models(tmp_path / "other", dense="mlp-16-32-4") / "dense"
-    arguments = ["--pages", "4", "--cache-dir", str(cache_dir)]
-    row = np.ones((1, 16), np.float32)
-    with (
-        LocalServer(["--models", str(models), *arguments]) as server,
-        Operator(server.address) as operator,
-        Client(server.address) as client,
-    ):
-        [added] = operator.add_model(other, name="dense", replace=False)
-        assert added.state == "READY"
-        expected = run_alone(other / "1" / "model.onnx", row)["output"]
-        found = client.infer("dense", row, slo_ms=SLO_MS).outputs["output"]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        operator.remove_model("dense")
-        assert [model.model_id for model in operator.models()] == ["tiny"]
-        with pytest.raises(UnknownModelError, match="dense"):
-            client.infer("dense", {"input": row}, slo_ms=SLO_MS)
+        pids = pids_of(operator).values()
+        server.process.kill()
+        assert server.stop() == -signal.SIGKILL
+    until(lambda: not [pid for pid in pids if lives(pid)], what="the worker ends")

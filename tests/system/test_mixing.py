@@ -32,7 +32,7 @@ def models() -> dict[str, MixingModel]:
 FEW = ["mlp-16-64-8", "labels", "mlp-16-64-8-int8", "encoder-int8", "int-mix", "control-if"]
 #: The last scale gives zeros.
 SCALES = (100.0, -1.0, 1e4, 0.0)
-NUM_STRANGERS, NUM_ROWS, NUM_QUESTIONS = 6, 12, 40
+NUM_STRANGERS, NUM_ROWS, NUM_QUESTIONS = 6, 12, 24
 # The SLO is long: a model may have to be loaded, and seven clients share it.
 SLO_MS = 20_000.0
 
@@ -102,6 +102,7 @@ def test_no_answer_has_seen_a_stranger_and_no_good_model_runs_alone(
         path.parent.mkdir(parents=True)
         onnx.save(models()[name].model, path)
     folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(cache_dir)]
+    folders += ["--pages", "16", "--arena-mib", "64"]
     with LocalServer(folders) as server, Operator(server.address) as operator:
         told = {info.model_id: info for info in operator.models()}
         assert {info.state for info in told.values()} == {"READY"}
@@ -137,6 +138,7 @@ def test_a_model_that_runs_alone_says_so_and_stands_in_an_application(
         return subprocess.run(call, check=True, capture_output=True, text=True).stdout
 
     folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(cache_dir)]
+    folders += ["--pages", "16", "--arena-mib", "64"]
     with LocalServer(folders) as server, Client(server.address) as client:
         listed = command("models", "list")
         assert [line for line in listed.splitlines() if "rows run one by one" in line] == [

@@ -93,26 +93,8 @@ def workers(address: str) -> list[pb.WorkerInfo]:
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_a_controller_that_starts_again_finds_its_workers_and_their_weights(
-    deployment: Deployment, number: int
-) -> None:
-    controller, address = deployment.start(0, "first")
-    front = deployment.join(address)
-    ask(front)
-    controller.send_signal(number)
-    assert controller.wait(PATIENCE_S) == (0 if number == signal.SIGTERM else -number)
-    again, _ = deployment.start(address.rpartition(":")[2], "second")
-    ask(front)
-    (found,) = workers(address)
-    assert list(found.resident) == ["mlp"]
-    assert deployment.worker.poll() is None
-    again.send_signal(signal.SIGTERM)
-    assert again.wait(PATIENCE_S) == 0
-    assert deployment.loads("second") == []
-
-
 def test_models_that_were_reloaded_or_added_keep_their_weights_over_a_restart(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, tmp_path: Path, number: int
 ) -> None:
     controller, address = deployment.start(0, "first")
     front = deployment.join(address)
@@ -127,12 +109,13 @@ def test_models_that_were_reloaded_or_added_keep_their_weights_over_a_restart(
             client.infer(name, {"input": X}, slo_ms=SLO_MS)
         (before,) = operator.workers()
     assert sorted(before.resident) == ["added", "mlp", "other"]
-    controller.kill()
-    controller.wait(PATIENCE_S)
+    controller.send_signal(number)
+    assert controller.wait(PATIENCE_S) == (0 if number == signal.SIGTERM else -number)
     again, _ = deployment.start(address.rpartition(":")[2], "second")
     ask(front)
     (found,) = workers(address)
     assert sorted(found.resident) == sorted(before.resident)
+    assert deployment.worker.poll() is None
     again.send_signal(signal.SIGTERM)
     assert again.wait(PATIENCE_S) == 0
     assert deployment.loads("second") == []
@@ -204,19 +187,19 @@ def test_a_controller_that_was_stopped_is_followed_by_etcd_and_ends_when_it_goes
     assert deployment.loads("second") == []
 
 
-@pytest.mark.parametrize("where", ["controller", "front"])
-def test_readiness_falls_before_requests_are_refused(deployment: Deployment, where: str) -> None:
+def test_readiness_falls_before_requests_are_refused(deployment: Deployment) -> None:
     notice = ("--notice-s", "600")
     with ExitStack() as stack:
-        flags = (*deployment.flags(0, "first"), *(notice if where == "controller" else ()))
-        process, address = stack.enter_context(listening("controller", *flags))
+        flags = (*deployment.flags(0, "first"), *notice)
+        controller, address = stack.enter_context(listening("controller", *flags))
         deployment.join(address)
-        if where == "front":
-            flags = ("--controller", address, "--port", "0", "--no-http", *notice)
-            process, address = stack.enter_context(listening("front", *flags))
-            until(lambda: is_ready(address), what="it is ready")
-        process.send_signal(signal.SIGTERM)
-        until(lambda: not is_ready(address), what="it is not ready")
-        ask(address)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        flags = ("--controller", address, "--port", "0", "--no-http", *notice)
+        front, at_front = stack.enter_context(listening("front", *flags))
+        until(lambda: is_ready(at_front), what="it is ready")
+        # The front first: it is as little ready as its controller.
+        for process, served in ((front, at_front), (controller, address)):
+            process.send_signal(signal.SIGTERM)
+            until(lambda at=served: not is_ready(at), what="it is not ready")  # type: ignore[misc]
+            ask(served)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0

@@ -74,7 +74,7 @@ LENGTH_NS = 500 * NS_PER_MS
 # A rule that is broken is found by one of so many.
 _STORIES_MAX = 60
 #: A test of random stories plays so many.
-STORIES = 12
+STORIES = 6
 
 
 def story_of(

@@ -389,11 +389,13 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
     play(tmp_path, crash, again, device=f"container:{folder}")
 
 
-def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(
-    tmp_path: Path, cache_dir: Path
+def test_a_server_runs_code_beside_onnx_and_a_crash_or_a_refusal_is_nobody_elses_trouble(
+    tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     models = write_models(tmp_path / "models", tiny="tiny_conv")
     write_container(models, "moody", MOODY_TABLE, head="slo_ms = 30000", model=MOODY)
+    write_container(models, "nameless", MOODY_TABLE, model="def forecast(rows): ...")
+    truth = "model.py: expected a function 'predict', found forecast"
     arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(cache_dir)]
     image = np.zeros((1, 1, 8, 8), np.float32)
     with (
@@ -401,9 +403,22 @@ def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(
         Client(server.address) as client,
         Operator(server.address) as operator,
     ):
+        refused = [line for line in server.output if line.startswith("refused: ")]
+        assert refused == [f"refused: nameless: {truth}"]
+        assert {model.model_id: model.reason for model in operator.models()} == {
+            "moody": "",
+            "nameless": truth,
+            "tiny": "",
+        }
+        told = [list(row.models_refused) for row in operator.workers() if row.models_refused]
+        assert told == [[f"nameless: {truth}"]]
+        with pytest.raises(RefusedError, match=re.escape(truth)) as caught:
+            client.infer("nameless", row(PLAIN), slo_ms=SLO_MS)
+        assert "one container only" not in str(caught.value)
         assert {w.worker_id: w.device.split(":")[0] for w in operator.workers()} == {
             "local-0": "cpu",
             "container-0-moody": "container",
+            "container-0-nameless": "container",
         }
         sums = client.infer("moody", row(PLAIN), slo_ms=SLO_MS).outputs["sums"]
         assert sums.tolist() == [22]
@@ -426,33 +441,6 @@ def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(
         pids = [worker.pid for worker in operator.workers()]
         assert server.stop() == 0
     assert not [pid for pid in pids if lives(pid)]
-
-
-def test_a_refusal_of_code_says_what_is_wrong_with_it_and_healthy_models_have_none(
-    tmp_path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    models = write_models(tmp_path / "models", tiny="tiny_conv")
-    write_container(models, "moody", MOODY_TABLE, model=MOODY)
-    write_container(models, "nameless", MOODY_TABLE, model="def forecast(rows): ...")
-    truth = "model.py: expected a function 'predict', found forecast"
-    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(cache_dir)]
-    with (
-        LocalServer(["--models", str(models), *arguments]) as server,
-        Client(server.address) as client,
-        Operator(server.address) as operator,
-    ):
-        refused = [line for line in server.output if line.startswith("refused: ")]
-        assert refused == [f"refused: nameless: {truth}"]
-        assert {model.model_id: model.reason for model in operator.models()} == {
-            "moody": "",
-            "nameless": truth,
-            "tiny": "",
-        }
-        told = [list(row.models_refused) for row in operator.workers() if row.models_refused]
-        assert told == [[f"nameless: {truth}"]]
-        with pytest.raises(RefusedError, match=re.escape(truth)) as caught:
-            client.infer("nameless", row(PLAIN), slo_ms=SLO_MS)
-        assert "one container only" not in str(caught.value)
     assert "refused" not in capfd.readouterr().err
 
 
