@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ def plan(wanted: Wanted, *, slo_costs: bool, picture: Path | None, as_json: bool
     Raises:
         ConfigError: as `question_of`; or no size meets the target.
     """
+    # Each of a hundred short simulations has the collector look at all objects that are not frozen.
+    gc.freeze()
     # Progress is for people; standard output may be a file.
     with Live(console=Console(file=sys.stderr), refresh_per_second=4, transient=True) as live:
         live.update(Text(f"reading {wanted.load}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import logging
@@ -183,6 +184,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=turn)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """The collector does not look at what was imported and collected: half a second each time, and simulations begin so.
+
+    Some tests undo it.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled models for servers of tests that do not ask how models are compiled: each network once."""
@@ -215,9 +227,9 @@ def state_of_a_test(states: Path) -> Iterator[None]:
 
 
 #: What the audit may look at for each event of a scheduler, on average: requests, models, copies and so on.
-_LOOKS: Final = 16
+_LOOKS: Final = 8
 #: Events of a scheduler after each of which everything is audited.
-_FIRST_EVENTS: Final = 500
+_FIRST_EVENTS: Final = 250
 
 
 @dataclass

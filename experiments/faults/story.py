@@ -925,14 +925,18 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOu
     """Play a story, or a part of it."""
     collects, complain = gc.isenabled(), sys.unraisablehook
     gc.disable()  # or garbage of an earlier story would decide when what goes
-    gc.freeze()
+    if freezes := not gc.get_freeze_count():
+        gc.freeze()
+    else:
+        gc.collect()  # what was frozen before is not looked at
     try:
         return _play(story, story.happenings if happenings is None else happenings)
     finally:
         # Coroutines of processes that were killed complain of their end, which no process lives to see.
         sys.unraisablehook = lambda _: None
         gc.collect()
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         sys.unraisablehook = complain
         if collects:
             gc.enable()

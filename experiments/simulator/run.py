@@ -114,9 +114,12 @@ def run(
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
     # Objects that exist now live as long as the run. With thousands of models the collector would spend a
-    # good part of the run looking at them.
+    # good part of the run looking at them. Who plays many short cases has frozen what is there for all of them:
+    # half a million objects are walked in half a second, which is longer than such a run.
+    freezes = not gc.get_freeze_count()
     gc.collect()
-    gc.freeze()
+    if freezes:
+        gc.freeze()
     # Requests and actions lie in no cycles, so their last reference frees them.
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_ALLOCATIONS, *thresholds[1:])
@@ -134,7 +137,8 @@ def run(
                 )
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
     return Run(
         case=case,
         summary=simulation.summary,
