@@ -110,13 +110,10 @@ def test_a_case_gives_the_same_rows_twice_and_others_with_another_seed() -> None
     given = noisy(case(busy()))
     first, second = rows_of(given), rows_of(given)
     assert first == second
+    # Without rows the summary is the same.
+    assert run(given).summary == first[0].summary
     other = rows_of(replace(given, seed=1))
     assert other[2] != first[2]
-
-
-def test_without_rows_the_summary_is_the_same() -> None:
-    given = noisy(case(busy()))
-    assert run(given).summary == rows_of(given)[0].summary
 
 
 def test_the_summary_is_what_the_rows_come_to() -> None:
@@ -382,7 +379,7 @@ def test_clock_offsets_change_nothing() -> None:
     given = case(busy())
     with_clocks = [
         replace(given, faults=Faults(clocks=(WorkerClock(offset_ns=offset_ns),)))
-        for offset_ns in (7 * NS_PER_S, -3 * NS_PER_S, 1)
+        for offset_ns in (7 * NS_PER_S, -3 * NS_PER_S)
     ]
     expected = rows_of(given)[1:]
     for other in with_clocks:

@@ -55,6 +55,10 @@ GLOSSARY = {
 }
 BANNED = re.compile("|".join(rf"\b(?:{words})\b" for words in GLOSSARY), re.IGNORECASE)
 
+#: What stands between two words of a comment or a string that goes on in the next line. Where not even the whole text of
+#: a source has a word to avoid, none of its comments and strings has, and it need not be taken apart.
+JOINS = re.compile(r"(?:\s|#|\\n|[a-zA-Z]{0,2}[\"'])+")
+
 #: Folders and patterns of files whose prose still has words of the glossary.
 NOT_YET = (
     # One message to operators stands in the digests of transcripts.
@@ -161,9 +165,8 @@ def words_to_avoid(place: str, texts: Iterable[tuple[int, str]]) -> Iterator[str
 
 def public_classes(source: str) -> Iterator[tuple[int, str]]:
     """Line and name of every class without a leading underscore."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield node.lineno, node.name
+    for found in re.finditer(r"^ *class ([A-Za-z]\w*)", source, re.MULTILINE):
+        yield source.count("\n", 0, found.start(1)) + 1, found[1]
 
 
 @functools.cache
@@ -194,7 +197,7 @@ def test_prose_uses_no_word_of_the_glossary() -> None:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".md":
             found.extend(words_to_avoid(str(place), text_of(text)))
-        else:
+        elif BANNED.search(JOINS.sub(" ", text)):
             # Docstrings are strings too.
             found.extend(words_to_avoid(str(place), [*comments_in(text), *messages_in(text)]))
     assert not found, "\n".join(["", *found])

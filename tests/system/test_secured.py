@@ -85,14 +85,14 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
 ) -> None:
     ca, certificate, tls_key = write_certificate(tmp_path, "127.0.0.1")
     keys, key_file = tmp_path / "keys", tmp_path / "ops.key"
-    for name, roles in (("web", []), ("ops", ["--role", "statistics"])):
-        made = subprocess.run(
-            [*CLOCKWRIGHT, "keys", "add", name, "--keys", str(keys), *roles],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        (tmp_path / f"{name}.key").write_text(made.stdout)
+    made = subprocess.run(
+        [*CLOCKWRIGHT, "keys", "add", "ops", "--keys", str(keys), "--role", "statistics"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    key_file.write_text(made.stdout)
+    web_key = add_key(keys, "web", frozenset({Role.METADATA, Role.HEALTH}))
     models = write_models(tmp_path / "models", dense="mlp-16-32-4")
     arguments = ["--models", str(models), "--device", "modelled:1ms"]
     arguments += ["--cache-dir", str(cache_dir), "--keys", str(keys)]
@@ -100,7 +100,7 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
     arguments += ["--fronts", str(fronts)]
     # It is ready only once its own worker has joined, and it has looked itself.
     with LocalServer(arguments) as server:
-        web = Access(key=(tmp_path / "web.key").read_text().strip(), ca=ca)
+        web = Access(key=web_key, ca=ca)
         with Client(server.address, web) as client:
             (spec,) = client.metadata("dense").inputs
             assert client.is_ready()
@@ -112,23 +112,19 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
             client.metadata("dense")
         assert denied.value.denial is Denial.NO_CREDENTIALS
         told = command("status", "--json", server=server.address, access=web, key_file=key_file)
-        assert [worker["state"] for worker in json.loads(told)["workers"]] == ["READY"]
+        status = json.loads(told)
+        assert [worker["state"] for worker in status["workers"]] == ["READY"]
+        assert status["knows_callers"]
+        assert status["has_tls"]
         told = command("drain", "local-0", server=server.address, access=web, key_file=key_file)
         assert re.search("error: NOT_ALLOWED: DrainWorker needs role operator; ops has", told)
-
-        def status() -> dict[str, Any]:
-            told = command("status", "--json", server=server.address, access=web, key_file=key_file)
-            found: dict[str, Any] = json.loads(told)
-            return found
-
-        assert status()["knows_callers"]
-        assert status()["has_tls"]
         # Fronts tell what they have denied with their signs of life.
         counted = {"NO_CREDENTIALS": 1, "NOT_ALLOWED": 2}
-        until(
-            lambda: {row["reason"]: row["count"] for row in status()["denials"]} == counted,
-            what="all that was denied is counted",
-        )
+        with Operator(server.address, Access(key=key_file.read_text().strip(), ca=ca)) as operator:
+            until(
+                lambda: {row.reason: row.count for row in operator.status().denials} == counted,
+                what="all that was denied is counted",
+            )
 
 
 def test_one_role_is_enough_for_all_that_the_page_for_operators_shows(
@@ -169,12 +165,14 @@ def commands_of(page: Path) -> list[list[str]]:
     for block in fenced:
         text = text.replace(block, "")
     found: dict[tuple[str, ...], None] = {}
+    # Made once: that takes longer than all that is looked up in it.
+    whole = get_command(app)
     for line in (*lines, *re.findall(r"`([^`\n]+)`", text)):
         try:
             words = shlex.split(line.removeprefix("clockwright "))
         except ValueError:
             continue
-        command: Any = get_command(app)
+        command: Any = whole
         for word in words:
             if not hasattr(command, "commands"):
                 break
