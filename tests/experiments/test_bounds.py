@@ -233,7 +233,7 @@ _LONELY = case_of(
 )
 
 
-@examples(40)
+@examples(20)
 @example(_LONELY)
 @given(small_cases(most=12))
 def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundProblem) -> None:
@@ -242,7 +242,7 @@ def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundPr
     assert best <= intervals <= density_bound(case) <= len(case)
 
 
-@examples(40)
+@examples(20)
 @given(small_cases(most=6))
 def test_the_best_schedule_with_loads_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_loading(case)
@@ -250,7 +250,7 @@ def test_the_best_schedule_with_loads_is_within_the_bounds(case: BoundProblem) -
     assert best <= memory_bound(case) <= interval_bound(case)
 
 
-@examples(40)
+@examples(20)
 @given(small_cases(most=12), st.integers(1, 60))
 def test_windows_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
@@ -260,7 +260,7 @@ def test_windows_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -
     assert best_resident(case) <= sum(interval_bound(window) for window in windows)
 
 
-@examples(40)
+@examples(20)
 @given(small_cases(most=6), st.integers(1, 60))
 def test_windows_with_loads_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
@@ -320,14 +320,14 @@ def mixed_cases(draw: st.DrawFn) -> BoundProblem:
     return case_of(requests, costs, padding=draw(st.booleans()))
 
 
-@examples(40)
+@examples(20)
 @given(mixed_cases())
 def test_the_best_schedule_of_mixed_slos_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_mixed(case)
     assert best <= interval_bound(case) <= density_bound(case) <= len(case)
 
 
-@examples(40)
+@examples(20)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=8),
     st.integers(0, 12),

@@ -6,6 +6,7 @@ weight that is declared without a value is drawn.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -377,8 +378,13 @@ _BY_CHANCE = {
 }
 
 
-def all_models() -> Iterator[MixingModel]:
-    """Build them all; the same at each call."""
+@functools.cache
+def models() -> dict[str, MixingModel]:
+    """All, by name; made when first asked for, because they take sklearn, and seconds."""
+    return {each.name: each for each in _all_models()}
+
+
+def _all_models() -> Iterator[MixingModel]:
     for name in ("mlp-16-64-8", "tiny_conv", "resnet18_v1", "two_by_two", "squeezenet1.1"):
         yield MixingModel(name.replace(".", "-"), build_model(name, seed=_SEED), True)
     for name, text in (_PLAIN | _SEQUENCES).items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import subprocess
 import sys
@@ -19,14 +18,7 @@ from clockwright.client.client import AsyncClient, Client
 from clockwright.client.operator import Operator
 from clockwright.errors import BadRequestError, RefusedError
 from experiments.live.local_server import LocalServer
-from tests.kit.mixing_models import Array, MixingModel, all_models, quantised
-
-
-@functools.cache
-def models() -> dict[str, MixingModel]:
-    """All, by name; made when first asked for, because they take sklearn, whoever collects the tests."""
-    return {each.name: each for each in all_models()}
-
+from tests.kit.mixing_models import Array, MixingModel, models, quantised
 
 #: Row by row, and the four whose rows met unnoticed before the graph was asked.
 FEW = ["mlp-16-64-8", "labels", "mlp-16-64-8-int8", "encoder-int8", "int-mix", "control-if"]

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from clockwright.elements import elements_of
 from clockwright.errors import ModelError
 from clockwright.wire.tensors import TensorSpec
-from tests.kit.mixing_models import MixingModel, all_models
+from tests.kit.mixing_models import MixingModel, models
 from tests.kit.worker_models import cpu_device, offer, prepared
 from worker.compiling.compile import compile_model
 from worker.compiling.for_torch import TorchTarget
@@ -30,11 +30,10 @@ from worker.models.precision import Precision
 LIMITS = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=64 << 20)
 SIZES = (1, 2, 4, 8)
 
-#: Large networks cost seconds here; tests/system/test_mixing.py serves all of them with `--long`.
-MODELS = {
-    each.name: each for each in all_models() if each.name not in ("resnet18_v1", "squeezenet1-1")
-}
-REPEATING = [name for name, each in MODELS.items() if each.repeats]
+
+def small_models() -> list[MixingModel]:
+    """Large networks cost seconds here; tests/system/test_mixing.py serves all of them with `--long`."""
+    return [each for each in models().values() if each.name not in ("resnet18_v1", "squeezenet1-1")]
 
 
 def compiled_one_by_one(
@@ -87,31 +86,29 @@ def output_specs(model: onnx.ModelProto, run: Callable[..., list[Bytes]]) -> lis
     return specs
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_rows_share_a_batch_when_they_may_and_only_then(model: MixingModel, tmp_path: Path) -> None:
-    reason = compiled_one_by_one(model.model, tmp_path)
-    assert (not reason) == model.row_by_row, reason
-    if not model.repeats:
-        assert "answers by chance" in reason
+def test_rows_share_a_batch_when_they_may_and_only_then(tmp_path: Path) -> None:
+    for model in small_models():
+        reason = compiled_one_by_one(model.model, tmp_path / model.name)
+        assert (not reason) == model.row_by_row, (model.name, reason)
+        assert model.repeats or "answers by chance" in reason, (model.name, reason)
 
 
-@pytest.mark.parametrize("name", REPEATING)
-def test_the_probes_find_out_without_the_graph(name: str) -> None:
-    model = MODELS[name].model
-    specs, run = original(model)
-    probes = RowProbes(run, specs)
-    outputs = output_specs(model, run)
-    coarse = follow_rows(model).coarse
-    reasons = [probes.why_mixed(run, outputs, size, coarse=coarse) for size in SIZES[1:]]
-    assert (not any(reasons)) == MODELS[name].row_by_row, reasons
+def test_the_probes_find_out_without_the_graph() -> None:
+    for model in small_models():
+        if model.repeats:
+            specs, run = original(model.model)
+            probes = RowProbes(run, specs)
+            outputs = output_specs(model.model, run)
+            coarse = follow_rows(model.model).coarse
+            reasons = [probes.why_mixed(run, outputs, size, coarse=coarse) for size in SIZES[1:]]
+            assert (not any(reasons)) == model.row_by_row, (model.name, reasons)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_the_graph_suspects_no_model_that_keeps_rows_apart(model: MixingModel) -> None:
-    flow = follow_rows(model.model)
-    if model.row_by_row:
-        assert flow.mixed == ""
-    assert model.repeats or flow.chance
+def test_the_graph_suspects_no_model_that_keeps_rows_apart() -> None:
+    for model in small_models():
+        flow = follow_rows(model.model)
+        assert not model.row_by_row or flow.mixed == "", model.name
+        assert model.repeats or flow.chance, model.name
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_a_device_serves_what_mixes_at_batch_one_and_says_why(name: str, tmp_pat
         cache_dir=tmp_path,
         compile_limit_s=120,
     )
-    content = MODELS[name].model.SerializeToString()
+    content = models()[name].model.SerializeToString()
     files = FileStore(tmp_path)
     many, alone, only_four = prepared(
         device,
@@ -142,7 +139,7 @@ def test_a_device_serves_what_mixes_at_batch_one_and_says_why(name: str, tmp_pat
 
 def test_a_size_that_nobody_looked_at_is_not_served_from_the_cache(tmp_path: Path) -> None:
     files = FileStore(tmp_path)
-    content = MODELS["int-mix"].model.SerializeToString()
+    content = models()["int-mix"].model.SerializeToString()
     first, second = prepared(
         cpu_device(tmp_path), offer(files, "a", content, (1,)), offer(files, "b", content, (1, 2))
     )
@@ -156,12 +153,12 @@ def test_the_torch_engine_is_asked_too(name: str, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
-    onnx.save(MODELS[name].model, source / "model.onnx")
+    onnx.save(models()[name].model, source / "model.onnx")
     precision = TorchTarget(Precision.FLOAT32)
     found = compile_model(
         ModelSource(source, {}, SIZES), target, LIMITS, lambda stage: None, precision
     )
-    assert (not found.one_by_one) == MODELS[name].row_by_row
+    assert (not found.one_by_one) == models()[name].row_by_row
 
 
 def test_a_model_that_fails_in_larger_batches_is_run_one_by_one(tmp_path: Path) -> None:
