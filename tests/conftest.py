@@ -145,9 +145,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 #: Files that take longest, from some 70 s of processor time to some 10: `make test` begins with them, so that
 #: none of them is left over for the end, when the other processes have nothing to do.
 _LONGEST: Final = (
-    *("test_docs", "test_simulated_faults", "test_torch_device", "test_end_to_end", "test_figures"),
-    *("test_cost", "test_restart", "test_cli", "test_bounds", "test_fig8", "test_clipper_figures"),
-    *("test_gpu_experiments", "test_truth", "test_unseen", "test_scenarios", "test_simulator"),
+    *("test_docs", "test_simulated_faults", "test_plan", "test_torch_device", "test_restart"),
+    *("test_end_to_end", "test_gpu_experiments", "test_cost", "test_figures", "test_cli"),
+    *("test_bounds", "test_fig8", "test_clipper_figures", "test_truth", "test_unseen"),
+    *("test_scenarios", "test_simulator", "test_autoscale"),
     *("test_gpu_live", "test_isolation", "test_mixing", "test_containers", "test_programs"),
     *("test_modelzoo", "test_explain", "test_random"),
     *("test_lane_threads", "test_rows", "test_operate", "test_attached", "test_bench_fuzz"),
