@@ -11,6 +11,12 @@ import typer
 from clockwright.cli.flags import Json, ServerFlags, ns, takes_flags
 from clockwright.errors import ClockwrightError, ConfigError
 
+# More than a process sends, and little enough that arrivals and clients fit into its memory.
+_RATE_RPS_MAX = 1_000_000
+_CLIENTS_MAX = 100_000
+# Thirty years, in nanoseconds, fit into 64 bits.
+_SECONDS_MAX = 1_000_000_000
+
 
 @takes_flags
 def load(
@@ -23,14 +29,23 @@ def load(
     ] = None,
     rate: Annotated[
         float,
-        typer.Option(help="Open loop: requests per second, independent of their answers.", min=0),
+        typer.Option(
+            help="Open loop: requests per second, independent of their answers.",
+            min=0,
+            max=_RATE_RPS_MAX,
+        ),
     ] = 0.0,
     arrivals: Annotated[
         str,
         typer.Option(help="Arrivals of an open loop: poisson, or uniform (evenly spaced)."),
     ] = "poisson",
     concurrency: Annotated[
-        int, typer.Option(help="Closed loop: number of clients, each with one open request.", min=0)
+        int,
+        typer.Option(
+            help="Closed loop: number of clients, each with one open request.",
+            min=0,
+            max=_CLIENTS_MAX,
+        ),
     ] = 0,
     trace: Annotated[
         Path | None,
@@ -39,14 +54,23 @@ def load(
             "--requests wrote, or requests.csv of a server's or simulation's --telemetry."
         ),
     ] = None,
-    scale: Annotated[float, typer.Option(help="Requests per arrival of the trace.", min=0)] = 1.0,
-    begin_s: Annotated[float, typer.Option(help="Second of the trace to start at.", min=0)] = 0.0,
+    scale: Annotated[
+        float, typer.Option(help="Requests per arrival of the trace.", min=0, max=_RATE_RPS_MAX)
+    ] = 1.0,
+    begin_s: Annotated[
+        float, typer.Option(help="Second of the trace to start at.", min=0, max=_SECONDS_MAX)
+    ] = 0.0,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Seconds of load; by default 10, or the whole trace."),
+        typer.Option(
+            help="Seconds of load; by default 10, or the whole trace.", min=0, max=_SECONDS_MAX
+        ),
     ] = None,
     warmup_s: Annotated[
-        float, typer.Option(help="Seconds at the start whose requests are not counted.", min=0)
+        float,
+        typer.Option(
+            help="Seconds at the start whose requests are not counted.", min=0, max=_SECONDS_MAX
+        ),
     ] = 0.0,
     slo_ms: Annotated[
         list[float] | None,

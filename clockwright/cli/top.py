@@ -31,6 +31,7 @@ _OTHER_LINES = 16
 _WORKERS_SHOWN = 8
 # Reading thousands of models takes the server's time, so the next reading waits this many times as long.
 _PAUSE_FACTOR = 20
+_INTERVAL_S_MAX = 86_400
 _ROWS_MIN = 4
 
 
@@ -47,7 +48,9 @@ class Look:
 
 @takes_flags
 def top(
-    interval_s: Annotated[float, typer.Option(help="Seconds between refreshes.", min=0.1)] = 1.0,
+    interval_s: Annotated[
+        float, typer.Option(help="Seconds between refreshes.", min=0.1, max=_INTERVAL_S_MAX)
+    ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print once; exit with 1 if something is wrong.")
     ] = False,

@@ -214,6 +214,15 @@ def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
         ("infer",),
         ("infer", "dense"),
         ("infer", "dense", "--random", "--rows", "0"),
+        ("load", "--rate", "inf"),
+        ("load", "--rate", "1e9"),
+        ("load", "--concurrency", "9" * 18),
+        ("load", "--rate", "5", "--seconds", "inf"),
+        ("load", "--rate", "5", "--seconds", "nan"),
+        ("load", "--rate", "5", "--warmup-s", "inf"),
+        ("load", "--trace", "rows.csv", "--begin-s", "inf"),
+        ("load", "--trace", "rows.csv", "--scale", "1e18"),
+        ("top", "--once", "--interval-s", "inf"),
     ],
 )
 def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) -> None:
