@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from clockwright.client.arguments import check, check_flag, check_text, number
 from clockwright.client.channel import Access, check_dialled
 from clockwright.client.statuses import error_of
-from clockwright.errors import ConfigError, Denial, DeniedError
+from clockwright.errors import ClockwrightError, ConfigError, Denial, DeniedError
 from clockwright.foreign import escape_texts
 from clockwright.v1 import control_pb2 as pb
 
@@ -122,7 +122,7 @@ class Operator:
         """Send a model's folder; returns once a worker is ready to serve it.
 
         Raises:
-            ConfigError: the folder does not exist or is empty.
+            ConfigError: the folder does not exist, is empty, or has a file that cannot be read.
             ModelError: the model cannot be served; nothing has changed.
         """
         check("folder", folder, str | Path, "a path")
@@ -138,8 +138,15 @@ class Operator:
         ]
         if not paths:
             raise ConfigError(f"{folder} has no files; expected VERSION/model.onnx")
-        upload = _upload(folder, paths, name=name, replace=replace)
-        return list(self._call(self._stub.AddModel, upload, limit_s=None).models)
+        # gRPC keeps for itself why an upload cannot go on.
+        unread: list[OSError] = []
+        upload = _upload(folder, paths, unread, name=name, replace=replace)
+        try:
+            return list(self._call(self._stub.AddModel, upload, limit_s=None).models)
+        except ClockwrightError:
+            for error in unread:
+                raise ConfigError(f"{error.filename}: {error.strerror}") from None
+            raise
 
     def remove_model(self, name: str) -> None:
         """Remove a model; requests that wait for it are refused."""
@@ -326,13 +333,18 @@ def _shares(name: str, shares: Mapping[str, float] | None) -> dict[str, float]:
 
 
 def _upload(
-    folder: Path, paths: Sequence[Path], *, name: str, replace: bool
+    folder: Path, paths: Sequence[Path], unread: list[OSError], *, name: str, replace: bool
 ) -> Iterator[pb.AddModelRequest]:
     for path in paths:
         relative = path.relative_to(folder).as_posix()
-        with path.open("rb") as file:
-            # Even an empty file gets a message, for its path. The model's name counts in the first message
-            # only.
-            yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
-            while chunk := file.read(_CHUNK_BYTES):
-                yield pb.AddModelRequest(content=chunk)
+        try:
+            with path.open("rb") as file:
+                # Even an empty file gets a message, for its path. The model's name counts in the first message
+                # only.
+                yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield pb.AddModelRequest(content=chunk)
+        except OSError as error:
+            error.filename = path
+            unread.append(error)
+            raise

@@ -462,6 +462,17 @@ def test_models_are_added_listed_replaced_and_removed(
     assert (code, "fresh" in err) == (1, True)
 
 
+def test_a_file_of_a_model_that_cannot_be_read_is_named(
+    run: Run, server: LocalServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "fresh" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    # Whoever runs the test, reading its first bytes fails.
+    file.symlink_to("/proc/self/mem")
+    code, _, err = run("models", "add", str(tmp_path / "fresh"), "--server", server.address)
+    assert (code, err.splitlines()[-1]) == (1, f"error: {file}: Input/output error")
+
+
 def test_quotas_are_set_listed_and_removed(run: Run, server: LocalServer) -> None:
     at = ("--server", server.address)
     ask = ("infer", "dense", "--random", "--slo-ms", "30000", "--tenant", "gold", *at)
