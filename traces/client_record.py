@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ class ClientRecord:
     departure_ns: Times
     #: The run's time 0 on this machine's monotonic clock.
     begin_ns: int
+    #: What the server said with the first failure of each status.
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.due_ns)

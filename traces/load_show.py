@@ -63,6 +63,9 @@ def print_report(report: LoadReport, record: ClientRecord, remark: str) -> None:
         f"failed {_counts(total.failures)}",
         soft_wrap=True,
     )
+    for status in sorted(total.failures):
+        if words := record.words.get(status):
+            console.print(f"{status}: {words}", soft_wrap=True)
     if total.num_refused:
         console.print(
             f"refusals came after {_ms(total.refusal_ms['50'])} (p50), {_ms(total.refusal_ms['99'])} (p99)"

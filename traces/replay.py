@@ -42,6 +42,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.client.channel import OPTIONS, Access
 from clockwright.errors import ConfigError, Refusal
+from clockwright.foreign import printable
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer, join_bulk
@@ -204,6 +205,7 @@ class _Driver:
     departure_ns: array[int] = field(default_factory=lambda: array("q"))
     outcome: array[int] = field(default_factory=lambda: array("q"))
     positions: dict[str, int] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     #: Latencies of answers since the previous progress.
     new_latencies_ns: list[int] = field(default_factory=list)
     _calls: Iterator[Any] = field(default_factory=lambda: iter(()))
@@ -252,6 +254,7 @@ class _Driver:
             sent_ns=np.array(self.sent_ns, np.int64),
             departure_ns=np.array(self.departure_ns, np.int64),
             begin_ns=self.begin_ns,
+            words=self.words,
         )
 
     async def _open(self, request: WorkloadRequest) -> None:
@@ -291,6 +294,8 @@ class _Driver:
             await call(message, metadata=self.shown, timeout=slo_ns / NS_PER_S + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             outcome = _reason(error)
+            if outcome not in Refusal.__members__ and outcome not in self.words:
+                self.words[outcome] = printable(error.details() or "")
         departure_ns = self._now_ns()
         self.departure_ns[number] = departure_ns
         self.outcome[number] = self.positions.setdefault(outcome, len(self.positions))

@@ -596,6 +596,15 @@ def test_a_load_that_is_not_good_enough_ends_with_1(run: Run, server: LocalServe
     assert "error: 0.0000 of the requests were answered in time, expected 0.5" in err
 
 
+def test_a_load_whose_requests_fail_quotes_what_the_server_says(
+    run: Run, server: LocalServer
+) -> None:
+    asked = ("load", "dense", "--server", server.address, "--rate", "50", "--seconds", "0.5")
+    code, out, _ = run(*asked, "--slo-ms", "100", "--decide-within-ms", "200")
+    assert code == 0
+    assert "INVALID_ARGUMENT: parameter decide_within_ms: found 200" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
