@@ -19,7 +19,7 @@ from typing_extensions import override
 from clockwright.errors import ConfigError
 from clockwright.foreign import printable
 from clockwright.settings import Flags, parameters, spell
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, SLO_NS_MAX
 
 if TYPE_CHECKING:
     from clockwright.client.channel import Access
@@ -98,8 +98,9 @@ class ServerFlags(CallerFlags):
     ] = SERVER
 
     def __post_init__(self) -> None:
-        # gRPC would take 443 for the port.
-        if ":" not in self.server:
+        # gRPC would take 443 for the port, and 34463 for port 99999.
+        _, colon, port = self.server.rpartition(":")
+        if not colon or (port.isdecimal() and int(port) > 65535):
             raise ConfigError(f"--server is {self.server!r}, expected HOST:PORT, such as {SERVER}")
 
     def operator(self) -> Operator:
@@ -196,10 +197,11 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def ns(milliseconds: float, flag: str) -> int:
-    """Milliseconds of a flag as nanoseconds. Raises ConfigError if they are no positive time."""
+    """Milliseconds of a flag as nanoseconds. Raises ConfigError if they are no time that an SLO can be."""
     # The comparison is false for NaN too.
-    if not 0 < milliseconds < 1e9:
-        raise ConfigError(f"{flag} is {milliseconds:g}, expected more than 0")
+    most = SLO_NS_MAX // NS_PER_MS
+    if not 0 < milliseconds <= most:
+        raise ConfigError(f"{flag} is {milliseconds:g}, expected more than 0 and at most {most}")
     return round(milliseconds * NS_PER_MS)
 
 

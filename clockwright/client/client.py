@@ -6,7 +6,6 @@ the explanation, and needs no protobuf from its user.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
@@ -23,6 +22,7 @@ from clockwright.client.statuses import error_in_stream, error_of
 from clockwright.elements import array_of
 from clockwright.errors import BadRequestError, ConfigError, ProtocolError
 from clockwright.foreign import printable
+from clockwright.units import NS_PER_MS, SLO_NS_MAX
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer, join_bulk, split_bulk
@@ -471,9 +471,9 @@ def _slo_ms(slo_ms: object) -> float | None:
 
 
 def _timeout_s(slo_ms: float | None) -> float | None:
-    # Without an SLO there is no RPC deadline either: the server would take it for an SLO. An SLO that is no
-    # number of seconds is left to the server, which says so.
-    if slo_ms is None or not math.isfinite(slo_ms):
+    # Without an SLO there is no RPC deadline either: the server would take it for an SLO. An SLO that is too
+    # long, or no number, is left to the server, which says so: gRPC takes a deadline that it cannot count for over.
+    if slo_ms is None or not slo_ms <= SLO_NS_MAX / NS_PER_MS:
         return None
     return max(slo_ms, 0.0) / 1000 + _GRACE_S
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from clockwright.client.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.settings import MIB, MS, check, part, setting
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, SLO_NS_MAX
 from clockwright.wire.controller_file import read_addresses
 from clockwright.wire.leadership import address_of, is_address
 from controller.access.config import AccessConfig
@@ -200,6 +200,7 @@ class ControllerConfig(ServingConfig):
         100 * NS_PER_MS,
         flag="slo_ms",
         above=0,
+        most=SLO_NS_MAX,
         unit=MS,
         help="SLO of requests without one, to models without one.",
     )

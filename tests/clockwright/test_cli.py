@@ -237,6 +237,10 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
         (("up", "--models", "/no/such/folder"), "/no/such/folder is not a folder"),
         (("up", "--port", "70000"), "port is 70000, expected 0 to 65535"),
         (("controller", "--lookahead-ms", "0"), "--lookahead-ms is 0"),
+        (
+            ("controller", "--lookahead-ms", "1e9"),
+            "is 1e+09, expected more than 0 and at most 86400000",
+        ),
         (("worker", "--controller", "nowhere"), "'nowhere', expected HOST:PORT"),
         (
             ("worker", "--device", "abacus"),
@@ -246,7 +250,8 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
         (("worker", "--pages", "0"), "num_pages is 0, expected 1 or more"),
         (("worker", "--pages", "few"), "--pages is 'few', expected auto or a number"),
         (("worker", "--arena-mib", "0"), "--arena-mib is 0, expected 1 or more"),
-        (("up", "--slo-ms", "nan"), "--slo-ms is nan, expected more than 0"),
+        (("up", "--slo-ms", "nan"), "--slo-ms is nan, expected 0 to 8.64e+07"),
+        (("up", "--slo-ms", "1e8"), "--slo-ms is 100000000.0, expected 0 to 8.64e+07"),
         (("up", "--max-open-mib", "-1"), "--max-open-mib is -1, expected more than 0"),
         (("up", "--tenant-weight", "gold"), "'gold', expected NAME=WEIGHT, such as gold=4"),
         (
@@ -263,6 +268,7 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             "no server answers at",
         ),
         (("status", "--server", "127.0.0.1"), "'127.0.0.1', expected HOST:PORT"),
+        (("status", "--server", "127.0.0.1:70000"), "'127.0.0.1:70000', expected HOST:PORT"),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],
@@ -394,6 +400,13 @@ def test_infer_reads_arrays_and_prints_json(run: Run, server: LocalServer, tmp_p
     assert code == 0
     # A modelled device answers zeros.
     assert json.loads(out)["outputs"] == {"sum": [[0.0, 0.0, 0.0]], "doubled": [[0, 0]]}
+
+
+def test_an_slo_that_no_clock_can_count_is_not_called_late(run: Run, server: LocalServer) -> None:
+    asked = ("infer", "dense", "--random", "--slo-ms", "1e300", "--server", server.address)
+    code, _, err = run(*asked)
+    assert code == 1
+    assert "parameter slo_ms: found 1e+300, expected more than 0 and at most 86400000" in err
 
 
 def test_a_refusal_says_its_reason_and_ends_with_1(run: Run, server: LocalServer) -> None:
