@@ -516,6 +516,11 @@ class Workload:
         while active or waiting or len(pending[0].time_ns):
             if not active and not len(pending[0].time_ns):
                 until_ns = max(until_ns, waiting[-1].begin_ns)
+            # Nothing comes before the first of these; a file may have gaps of years.
+            next_ns = [source.begin_ns for source in waiting[-1:]]
+            next_ns += [source.covered_ns for source in active]
+            next_ns += pending[0].time_ns[:1].tolist()
+            until_ns += max(0, (min(next_ns) - until_ns) // WINDOW_NS * WINDOW_NS)
             until_ns += WINDOW_NS
             while waiting and waiting[-1].begin_ns < until_ns:
                 active.append(_Active(waiting.pop()))
@@ -632,17 +637,18 @@ class _Active:
     def __init__(self, source: Source) -> None:
         self._chunks = source.chunks()
         self._slo_ns = source.slo_ns
-        self._covered_ns = source.begin_ns
+        #: All that comes before this has been drawn.
+        self.covered_ns = source.begin_ns
         self.exhausted = False
 
     def take(self, until_ns: int) -> Iterator[Arrivals]:
         """Draw at least all that comes before `until_ns`."""
-        while self._covered_ns < until_ns:
+        while self.covered_ns < until_ns:
             chunk = next(self._chunks, None)
             if chunk is None:
                 self.exhausted = True
                 return
-            self._covered_ns = chunk.covered_ns
+            self.covered_ns = chunk.covered_ns
             if len(chunk.time_ns):
                 slos = np.full(len(chunk.time_ns), self._slo_ns, np.int64)
                 yield Arrivals(chunk.time_ns, chunk.model, slos, chunk.tenant)

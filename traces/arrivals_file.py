@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S, SLO_NS_MAX
+from clockwright.units import NS_PER_MS, NS_PER_S, SLO_NS_MAX, TIME_NS_MAX
 from traces.arrivals import Recorded, Workload
 from traces.azure import read_azure_2019, read_azure_2021
 from traces.trace_lines import format_error, lines_of
@@ -53,7 +53,7 @@ def read_workload(
         TraceFormatError: the file is not of its form; says where and what was expected.
         ConfigError: it cannot be opened, or there are models where the file names them.
     """
-    header = next(lines_of(path), "").removeprefix("\ufeff").split(",")
+    header = [name.strip() for name in next(lines_of(path), "").split(",")]
     if "model_id" in header:
         if models:
             raise ConfigError(f"trace {path} names its models, expected no others")
@@ -70,7 +70,7 @@ def read_workload(
 
 def read_arrivals(path: Path, *, slo_ns: int, scale: float = 1.0, seed: int = 0) -> Workload:
     """Read a file with a row per request; as `read_workload`."""
-    rows = csv.reader(lines_of(path))
+    rows = _rows_of(path)
     header = [name.strip() for name in next(rows, [])]
     time_column, slo_column = _one_of(path, header, _TIMES), _one_of(path, header, _SLOS)
     if time_column is None or "model_id" not in header:
@@ -89,7 +89,14 @@ def read_arrivals(path: Path, *, slo_ns: int, scale: float = 1.0, seed: int = 0)
             if slo_column is not None and cell[slo_column]:
                 own_ns = _whole(path, number, cell, slo_column, _SLOS)
                 if not 0 < own_ns <= SLO_NS_MAX:
-                    raise format_error(path, number, f"{slo_column} is {cell[slo_column]}")
+                    most = SLO_NS_MAX // _SLOS[slo_column]
+                    raise format_error(
+                        path,
+                        number,
+                        f"{slo_column} is {cell[slo_column]}, expected more than 0 and at most {most}",
+                    )
+            if not cell["model_id"]:
+                raise format_error(path, number, "model_id is empty, expected a model's name")
             due_ns = _whole(path, number, cell, time_column, _TIMES)
             yield due_ns, cell["model_id"], cell.get("tenant", ""), own_ns
 
@@ -138,6 +145,14 @@ def recorded(
     return Workload(models=tuple(models), sources=tuple(sources), tenants=tuple(tenants))
 
 
+def _rows_of(path: Path) -> Iterator[list[str]]:
+    rows = csv.reader(lines_of(path), skipinitialspace=True, strict=True)
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise format_error(path, rows.line_num, str(error)) from None
+
+
 def _one_of(path: Path, header: Sequence[str], known: dict[str, int]) -> str | None:
     found = [name for name in known if name in header]
     if len(found) > 1:
@@ -153,6 +168,10 @@ def _whole(
     text = cell[column]
     try:
         # A float lacks the digits for a clock's nanoseconds.
-        return int(text) if units[column] == 1 else round(float(text) * units[column])
+        found = int(text) if units[column] == 1 else round(float(text) * units[column])
     except (ValueError, OverflowError):
         raise format_error(path, number, f"{column} is {text!r}, expected a number") from None
+    if abs(found) > TIME_NS_MAX:
+        most = TIME_NS_MAX // units[column]
+        raise format_error(path, number, f"{column} is {text!r}, expected a number, {most} at most")
+    return found

@@ -155,7 +155,7 @@ def _header(path: Path, line: str) -> list[str]:
     if not line:
         raise format_error(path, 1, "the file is empty, expected a header")
     # Some tools begin a file with a byte order mark.
-    return [name.strip() for name in line.removeprefix("\ufeff").split(",")]
+    return [name.strip() for name in line.split(",")]
 
 
 def _cut(path: Path, number: int, line: str, num_minutes: int) -> list[str]:

@@ -13,7 +13,7 @@ from clockwright.errors import ConfigError, TraceFormatError
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Read lines without their ends; a blank last line does not count.
+    """Read lines without their ends and without a byte order mark; a blank last line does not count.
 
     Raises TraceFormatError if there is an empty line, or the file is broken; ConfigError if it cannot be opened.
     """
@@ -34,11 +34,12 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> IO[str]:
+    # Spreadsheets write a byte order mark.
     if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="")
+        return lzma.open(path, "rt", encoding="utf-8-sig", newline="")
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def format_error(path: Path, number: int, problem: str) -> TraceFormatError:

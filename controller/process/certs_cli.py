@@ -127,7 +127,7 @@ def renew_certificates(
 def _days(days: float) -> float:
     # The comparison is false for NaN.
     if not 0 < days < 100_000:
-        raise ConfigError(f"--days is {days:g}, expected more than 0")
+        raise ConfigError(f"--days is {days:g}, expected more than 0 and less than 100000")
     return days
 
 

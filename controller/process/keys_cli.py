@@ -59,7 +59,7 @@ def add(
     if days is not None:
         # The comparison is false for NaN.
         if not 0 < days < 100_000:
-            raise ConfigError(f"--days is {days:g}, expected more than 0")
+            raise ConfigError(f"--days is {days:g}, expected more than 0 and less than 100000")
         expires_s = math.ceil((datetime.now(UTC) + timedelta(days=days)).timestamp())
     roles = read_roles(role or _ROLES_OF_CLIENTS, where="--role")
     key = add_key(file, name, roles, tenant=tenant, expires_s=expires_s, certificate=certificate)

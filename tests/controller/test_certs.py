@@ -203,7 +203,7 @@ def test_the_commands_list_and_renew_what_is_due(
         "error: found 'king', expected one of server, front, worker, client"
     ]
     assert run("certs", "renew", "head", "--days", "nan") == [
-        "error: --days is nan, expected more than 0"
+        "error: --days is nan, expected more than 0 and less than 100000"
     ]
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+from traces import arrivals
 from traces.arrivals import (
     NS_PER_MINUTE,
     WINDOW_NS,
+    Arrivals,
     Bursty,
     ClosedLoop,
     EvenReplay,
@@ -283,6 +285,21 @@ def test_scaling_multiplies_rates_and_leaves_closed_loops() -> None:
 def test_scaling_by_a_negative_number_is_refused() -> None:
     with pytest.raises(ValueError, match="scale is -50"):
         one(POISSON).scaled(-50)
+
+
+def test_a_gap_of_years_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_ns = np.array([0, NS_PER_S, 30 * 365 * 24 * HOUR_NS])
+    source = Recorded(times_ns=times_ns, models=each(3), slo_ns=1, end_ns=1 << 61)
+    split, looks = arrivals._split, 0
+
+    def counted(pending: list[Arrivals], until_ns: int) -> tuple[Arrivals, Arrivals]:
+        nonlocal looks
+        looks += 1
+        assert looks < 5
+        return split(pending, until_ns)
+
+    monkeypatch.setattr(arrivals, "_split", counted)
+    assert [request.time_ns for request in one(source)] == times_ns.tolist()
 
 
 def test_merged_sources_keep_their_arrivals() -> None:

@@ -222,6 +222,12 @@ def test_arrivals_of_a_file_keep_their_times_slos_and_tenants(tmp_path: Path) ->
         ("model_id,time_s\na\n", ":2: "),
         ("model_id,time_s,slo_ms\na,1,-5\n", ":2: "),
         ("some,thing\n", ":1: "),
+        ("model_id,time_s\na,1e18\n", ":2: time_s is '1e18', expected a number, "),
+        ("model_id,due_ns\na,0\na,9223372036854775807\n", ":3: due_ns is "),
+        ("model_id,time_s,slo_ms\na,1,0\n", ":2: slo_ms is 0, expected more than 0 and at most "),
+        ("model_id,time_s\n,1\n", ":2: model_id is empty"),
+        (f"model_id,time_s\na,1\n{'a' * 200_000},1\n", ":3: field larger than"),
+        ('model_id,time_s\n"a,1\nb,2\n', ":3: unexpected end of data"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_line(
@@ -231,6 +237,15 @@ def test_a_file_that_does_not_fit_is_named_with_its_line(
     path.write_text(text)
     with pytest.raises(TraceFormatError, match=where):
         read_workload(path, (), slo_ns=MS, ask=lambda: ["a"])
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_spaces_behind_commas(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("\ufeffmodel_id, time_s\na, 1\nb, 2\n", encoding="utf-8")
+    workload = read_workload(path, (), slo_ns=MS)
+    assert (workload.models, [r.time_ns for r in workload]) == (("a", "b"), [0, NS_PER_S])
 
 
 def test_azures_traces_are_known_by_their_first_line(tmp_path: Path) -> None:
