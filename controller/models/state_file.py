@@ -53,10 +53,11 @@ _CHECKED = ("application", "upload", "model", "generation", "quota", "pin", "rou
 class StateFile:
     """The file, held against every other process until it is closed."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, belongings: Path | None = None) -> None:
         """Open the file, or make it; None: tables in memory, which go with the process.
 
-        Raises ConfigError if another process uses it, it is damaged, or it cannot be written to.
+        `belongings` is a folder of files that only its rows explain: no file is made next to any. Raises ConfigError if
+        another process uses it, it is damaged or lost, or it cannot be written to.
         """
         #: None: nothing outlives the process.
         self.path = path
@@ -66,7 +67,7 @@ class StateFile:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         try:
             #: Only the thread may use it.
-            self.connection = self.thread.submit(_open, path).result()
+            self.connection = self.thread.submit(_open, path, belongings).result()
         except BaseException:
             self.thread.shutdown()
             self._release()
@@ -168,7 +169,15 @@ def _held_lock(path: Path) -> int:
     return handle
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
+def _open(path: Path | None, belongings: Path | None) -> sqlite3.Connection:
+    # SQLite makes a new file in place of one that was lost, and what no row names is cleared away.
+    if path is not None and belongings is not None and belongings.is_dir():
+        is_lost = not path.exists() or path.stat().st_size == 0
+        if is_lost and any(belongings.iterdir()):
+            raise ConfigError(
+                f"state {path}: the file is missing or empty, and {belongings} has files that belong to it:"
+                " restore the file, or move the folder away"
+            )
     try:
         connection = sqlite3.connect(":memory:" if path is None else path)
         try:

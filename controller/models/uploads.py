@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from clockwright.errors import ModelError, NoRoomError, StoreError
+from clockwright.errors import ConfigError, ModelError, NoRoomError, StoreError
 from controller.models.model_folder import ModelFolder
 from controller.models.state_file import StateFile, sync_path
 
@@ -189,7 +189,8 @@ class Uploads:
     async def restore(self) -> list[KeptUpload]:
         """Find what earlier runs have kept, and clear away what they left half done. Call it first.
 
-        Raises StoreError if the records cannot be read; OSError if the folder cannot be read.
+        Raises ConfigError if there are records, and no folder; StoreError if the records cannot be read; OSError if the
+        folder cannot be read.
         """
         uploads: dict[int, tuple[str, int]] = {}
         names: dict[int, list[str]] = {}
@@ -201,6 +202,11 @@ class Uploads:
                 names.setdefault(number, []).append(name)
 
         await self.state.run(read)
+        if uploads and not self.directory.is_dir():
+            raise ConfigError(
+                f"state {self.state.name}: {self.directory} is missing, expected the files of models that were added:"
+                " restore the folder, or make an empty one to forget these models"
+            )
         self.directory.mkdir(exist_ok=True)
         if self.state.path is not None:
             # Or a folder that was just made goes, with all that it confirms, when the machine loses its power.

@@ -142,7 +142,11 @@ async def running(
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
         folder = config.state_dir
-        state = StateFile(None if folder is None else folder / "state.sqlite")
+        state = (
+            StateFile(None)
+            if folder is None
+            else StateFile(folder / "state.sqlite", folder / "uploads")
+        )
         stack.push_async_callback(state.close)
         if folder is not None and not term.generation:
             try:

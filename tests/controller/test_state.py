@@ -329,7 +329,7 @@ async def test_a_model_is_removed_for_good_although_the_disk_takes_no_row(tmp_pa
         assert states(controller) == {"pair-0": "READY", "pair-1": "READY"}
 
 
-@pytest.mark.parametrize("damage", ["header", "cut", "text", "table", "folder"])
+@pytest.mark.parametrize("damage", ["header", "cut", "text", "table", "folder", "empty", "missing"])
 async def test_a_damaged_state_is_said_in_a_sentence_and_left_as_it_is(
     tmp_path: Path, damage: str
 ) -> None:
@@ -351,7 +351,11 @@ async def test_a_damaged_state_is_said_in_a_sentence_and_left_as_it_is(
         case "folder":
             path.unlink()
             path.mkdir()
-    before = None if damage == "folder" else path.read_bytes()
+        case "empty":
+            path.write_bytes(b"")
+        case "missing":
+            path.unlink()
+    before = path.read_bytes() if path.is_file() else None
     with pytest.raises(ConfigError) as caught:
         async with controller_of(tmp_path):
             pass
@@ -359,6 +363,19 @@ async def test_a_damaged_state_is_said_in_a_sentence_and_left_as_it_is(
     assert "\n" not in str(caught.value)
     assert before is None or path.read_bytes() == before
     assert len(list((tmp_path / "state" / "uploads").iterdir())) == 4
+
+
+async def test_models_whose_files_are_all_gone_are_not_forgotten(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (_, control):
+        await add(control, "m")
+    uploads, elsewhere = tmp_path / "state" / "uploads", tmp_path / "elsewhere"
+    uploads.rename(elsewhere)
+    with pytest.raises(ConfigError, match=f"^state .*: {uploads} is missing, expected "):
+        async with controller_of(tmp_path):
+            pass
+    elsewhere.rename(uploads)
+    async with cluster(tmp_path) as (controller, _):
+        assert states(controller) == {"m": "READY"}
 
 
 async def test_a_second_controller_is_told_who_has_the_state(tmp_path: Path) -> None:
