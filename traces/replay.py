@@ -40,6 +40,7 @@ import numpy as np
 import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
+from clockwright.cli.inference import check_names
 from clockwright.client.channel import OPTIONS, Access
 from clockwright.errors import ConfigError, Refusal
 from clockwright.foreign import printable
@@ -369,6 +370,10 @@ async def _messages(
         if key not in known:
             known[key] = model_inputs(metadata, style.inputs)
         messages.append(_Message(name, known[key], style))
+    # Models may have different inputs.
+    names = {tensor.name for inputs in known.values() for tensor in inputs.tensors}
+    check_names("--shape", style.inputs.shapes, names)
+    check_names("--input", style.inputs.arrays, names)
     return messages
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +68,7 @@ def random_inputs(
 
     `shapes` are those of some inputs; in others open dimensions behind the rows have `OPEN_SIZE`.
     """
+    check_names("--shape", shapes, {spec.name for spec in metadata.inputs})
     random = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
@@ -79,6 +80,19 @@ def random_inputs(
         check_shape(what, shape)
         arrays[spec.name] = random_array(random, spec.datatype, shape)
     return arrays
+
+
+def check_names(flag: str, said: Iterable[str], known: Collection[str]) -> None:
+    """Check that a flag speaks of inputs that there are.
+
+    Raises:
+        ConfigError: it names another one.
+    """
+    for name in said:
+        if name not in known:
+            raise ConfigError(
+                f"{flag}: found {name!r}, expected an input: {', '.join(sorted(known))}"
+            )
 
 
 def check_shape(what: str, shape: tuple[int, ...]) -> None:

@@ -402,6 +402,12 @@ def test_infer_reads_arrays_and_prints_json(run: Run, server: LocalServer, tmp_p
     assert json.loads(out)["outputs"] == {"sum": [[0.0, 0.0, 0.0]], "doubled": [[0, 0]]}
 
 
+def test_a_shape_of_an_input_that_there_is_not_is_no_wish(run: Run, server: LocalServer) -> None:
+    asked = ("infer", "dense", "--random", "--shape", "z=1,4", "--server", server.address)
+    code, _, err = run(*asked)
+    assert (code, "--shape: found 'z', expected an input: input" in err) == (1, True), err
+
+
 def test_an_slo_that_no_clock_can_count_is_not_called_late(run: Run, server: LocalServer) -> None:
     asked = ("infer", "dense", "--random", "--slo-ms", "1e300", "--server", server.address)
     code, _, err = run(*asked)
@@ -624,6 +630,7 @@ def test_a_load_whose_requests_fail_quotes_what_the_server_says(
         (("--rate", "5", "--concurrency", "5"), "found both --rate and --concurrency"),
         (("--rate", "5", "--arrivals", "fast"), "expected poisson or uniform"),
         (("--rate", "5", "--shape", "x=0"), "expected NAME=1,3,224,224"),
+        (("--rate", "5", "--shape", "z=1,4"), "--shape: found 'z', expected an input: a, b, input"),
         (("--rate", "5", "--seconds", "0"), "expected more than 0"),
         (("--rate", "5", "--slo-as", "header"), "--slo-as"),
         (("--trace", "nowhere.csv", "--rate", "5"), "--trace"),
