@@ -6,7 +6,7 @@ from experiments.bench.learned import PROFILES, Setting, measure
 
 
 def test_with_what_was_learned_a_restart_changes_less_than_without() -> None:
-    figures = measure(Setting(models=20, rate_rps=20, seconds=10, restarts=3))
+    figures = measure(Setting(models=20, rate_rps=20, seconds=5, restarts=2))
     assert len(figures) == 6 * len(PROFILES)
 
     def apart(case: str, name: str, what: str) -> float:

@@ -87,6 +87,8 @@ def test_the_client_asks_again_whatever_was_on_a_stream_that_broke() -> None:
     assert [each.num_ends for each in client.asked] == [1] * len(client.asked)
 
 
+# tests/system/test_front_processes.py kills a controller under load in any run.
+@pytest.mark.long
 def test_nothing_is_lost_when_the_only_controller_is_killed(tmp_path: Path) -> None:
     figures = back(Setting(times=1), tmp_path)
     assert figures["back_answered"] > 0
