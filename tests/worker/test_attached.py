@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from clockwright.errors import ConfigError, DeviceGoneError
@@ -47,6 +49,7 @@ from worker import process
 from worker.compiling import compiler
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
+from worker.devices.cpu import CpuDevice, CpuModel
 from worker.devices.device import DeviceLostError
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
@@ -741,6 +744,49 @@ def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None
         await drain(stream)
 
     play(tmp_path, first, second, make=lambda config, _: a_modelled(Slow, config.cache_dir, "0us"))
+
+
+def test_a_run_that_would_never_end_is_ended_with_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        repeated (float[N] x, int64 times) => (float[N] y) {
+            yes = Constant <value = bool {1}> ()
+            y = Loop (times, yes, x) <body = step (int64 i, bool go, float[N] a) => (bool on, float[N] b) {
+                on = Identity (go)
+                b = Add (a, a)
+            }>
+        }""")
+    begun = threading.Event()
+    run_exec = CpuDevice.run_exec
+
+    def begin(device: CpuDevice, step: Step[CpuModel]) -> None:
+        begun.set()
+        run_exec(device, step)
+
+    monkeypatch.setattr(CpuDevice, "run_exec", begin)
+
+    def repeat(times: int) -> tuple[bytes, bytes]:
+        return np.ones(1, np.float32).tobytes(), np.array(times).tobytes()
+
+    async def first(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.install("repeated", model.SerializeToString())
+        await stream.act(load(1, "repeated"))
+        stream.order(infer(2, "repeated"), *repeat(10**15))
+        await asyncio.to_thread(until, begun.is_set, what="the run has begun")
+
+    async def second(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.offer("repeated", model.SerializeToString())
+        await stream.expect("ready_model")
+        await stream.act(load(1, "repeated"))
+        result, (y,) = await stream.act(infer(2, "repeated"), *repeat(3))
+        assert (result.error, y) == (ActionError.NONE, np.full(1, 8, np.float32).tobytes())
+        await drain(stream)
+
+    play(tmp_path, first, second, device="cpu")
 
 
 @pytest.mark.parametrize(

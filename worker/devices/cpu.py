@@ -181,6 +181,8 @@ class CpuDevice(Device[CpuModel]):
         self._weights = PagedArena(limits.num_pages, limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
         self._batch = aligned_bytes(limits.io_bytes)
+        #: Those of all runs, to end the one that runs.
+        self._run_options = ort.RunOptions()
         self._page_copy_ns = self._measure_page_copy()
         # A kernel lives as long as a model uses it.
         self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], Kernel] = (
@@ -269,7 +271,8 @@ class CpuDevice(Device[CpuModel]):
         (answer,) = private.run([largest], prod(sizes.taken[-1]))
         if isinstance(answer, str):
             raise ModelError(f"a row of {list(sizes.taken[-1])} failed: {answer}")
-        kernel = BoundOpenKernel(OpenKernel(session, compiled, self._weights.arena))
+        arena, options = self._weights.arena, self._run_options
+        kernel = BoundOpenKernel(OpenKernel(session, compiled, arena, options))
         self._open_kernels[key] = kernel
         return kernel
 
@@ -287,7 +290,8 @@ class CpuDevice(Device[CpuModel]):
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         if compiled.has_texts:
-            texts = BoundTextKernel(TextKernel(session, compiled, self._weights.arena))
+            arena, options = self._weights.arena, self._run_options
+            texts = BoundTextKernel(TextKernel(session, compiled, arena, options))
             self._kernels[key] = texts
             return texts
         layout = IoLayout.of(
@@ -303,6 +307,7 @@ class CpuDevice(Device[CpuModel]):
             weights_address=address_of(self._weights.arena),
             input_addresses=[begin + offset for offset in layout.input_offsets],
             output_addresses=[begin + offset for offset in layout.output_offsets],
+            options=self._run_options,
         )
         self._kernels[key] = kernel = BoundKernel(bound, layout, self._batch)
         return kernel
@@ -325,7 +330,12 @@ class CpuDevice(Device[CpuModel]):
         assert isinstance(action, Infer)
         kernel = step.model.kernels[action.batch_size]
         self._weights.show(step.pages, step.model.weights_bytes)
+        self._run_options.terminate = False
         kernel.run(step, self._io)
+
+    @override
+    def end_exec(self) -> None:
+        self._run_options.terminate = True
 
     @override
     def run_output(self, step: Step[CpuModel], room: memoryview | None = None) -> Sequence[Buffer]:

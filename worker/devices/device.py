@@ -70,6 +70,10 @@ class Device(Protocol[M]):
     def run_exec(self, step: Step[M]) -> None:
         """Run the batch in the IO slot; the outputs go into the slot too."""
 
+    def end_exec(self) -> None:
+        """End the EXEC that runs, whose result is not wanted, if that is possible. Called until no step runs."""
+        return
+
     def run_output(self, step: Step[M], room: memoryview | None = None) -> Sequence[Buffer]:
         """Copy the outputs out of the IO slot, per request and per output.
 

@@ -120,6 +120,7 @@ class OrtKernel:
         output_addresses: Sequence[int],
         memory: object = None,
         place: Place = PROCESSOR,
+        options: ort.RunOptions | None = None,
     ) -> None:
         """Bind.
 
@@ -132,10 +133,11 @@ class OrtKernel:
             output_addresses: where the batch of each output begins, in the model's order.
             memory: kept alive with the kernel, which knows only addresses.
             place: where the session computes and the addresses point.
+            options: those of every run, which can end one. None: no run is ended.
         """
         self._session = session
         self._memory = memory
-        self._run_options = ort.RunOptions()
+        self._run_options = options or ort.RunOptions()
         for name, value in place.run_options.items():
             self._run_options.add_run_config_entry(name, value)
         self._binding = session.io_binding()
@@ -241,10 +243,13 @@ def has_texts(session: ort.InferenceSession) -> bool:
 
 
 def _run_arrays(
-    session: ort.InferenceSession, feed: Mapping[str, Array], output_names: Sequence[str]
+    session: ort.InferenceSession,
+    feed: Mapping[str, Array],
+    output_names: Sequence[str],
+    options: ort.RunOptions | None = None,
 ) -> list[Array]:
     try:
-        return [np.asarray(found) for found in session.run(output_names, feed)]
+        return [np.asarray(found) for found in session.run(output_names, feed, options)]
     except UnicodeEncodeError:
         raise ModelError("found text that is not UTF-8, expected UTF-8, as ONNX has it") from None
     except Exception as error:  # onnxruntime's exceptions have no common base
@@ -255,10 +260,15 @@ class TextKernel:
     """An architecture with texts, at any batch size."""
 
     def __init__(
-        self, session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes
+        self,
+        session: ort.InferenceSession,
+        compiled: CompiledModel,
+        weights: Bytes,
+        options: ort.RunOptions | None = None,
     ) -> None:
-        """Take a compiled graph's session, its metadata, and the memory where its weights lie at every run."""
+        """Take a compiled graph's session, its metadata, the memory where its weights lie, and the options of every run."""
         self._session = session
+        self._options = options
         self._inputs = [tensor.graph_name for tensor in compiled.inputs]
         self._outputs = [tensor.graph_name for tensor in compiled.outputs]
         self._weights = {
@@ -274,7 +284,7 @@ class TextKernel:
         Raises ModelError if the run failed; carries the runtime's words.
         """
         feed = {**dict(zip(self._inputs, inputs, strict=True)), **self._weights}
-        return _run_arrays(self._session, feed, self._outputs)
+        return _run_arrays(self._session, feed, self._outputs, self._options)
 
 
 def address_of(array: Bytes) -> int:

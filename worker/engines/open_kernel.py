@@ -30,9 +30,16 @@ class OpenKernel:
     """One architecture with open dimensions, bound to fixed weights. Not for two threads at once."""
 
     def __init__(
-        self, session: ort.InferenceSession, compiled: CompiledModel, weights: Bytes
+        self,
+        session: ort.InferenceSession,
+        compiled: CompiledModel,
+        weights: Bytes,
+        options: ort.RunOptions | None = None,
     ) -> None:
-        """Bind the weights: memory that begins with their blob at every run. The graph has open sizes."""
+        """Bind the weights: memory that begins with their blob at every run. The graph has open sizes.
+
+        Through `options` a run can be ended; None: none is.
+        """
         assert compiled.open is not None
         self._open: OpenSizes = compiled.open
         self._session = session
@@ -44,7 +51,10 @@ class OpenKernel:
         self._is_apart = bool(compiled.one_by_one) or any(
             tensor.spec.axis is None for tensor in (*self._inputs, *self._outputs)
         )
-        self._texts = TextKernel(session, compiled, weights) if compiled.has_texts else None
+        self._options = options
+        self._texts = None
+        if compiled.has_texts:
+            self._texts = TextKernel(session, compiled, weights, options)
         self._binding = session.io_binding()
         for weight in compiled.weights if self._texts is None else ():
             self._binding.bind_input(
@@ -148,7 +158,7 @@ class OpenKernel:
         for tensor in self._outputs:
             binding.bind_output(tensor.graph_name, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(plain_words(error)) from None
         found = []
