@@ -154,6 +154,12 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
     )
 
 
+#: Texts and comments, which stay as they are; or the name of a field with a list directly behind it.
+_BEFORE_LIST = re.compile(
+    r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*)|([A-Za-z_]\w*+)(?=\s*\[)"""
+)
+
+
 def data_type(datatype: str) -> int:
     """A datatype of the protocol as configurations name it."""
     return pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
@@ -165,6 +171,8 @@ def _parse(text: str, ignored: list[str]) -> pb.ModelConfig:
         fields = _known(json.loads(text), message.DESCRIPTOR, "", ignored)
         json_format.ParseDict(fields, message)
     else:
+        # protobuf skips a list of messages that it does not know only behind a colon, which people leave out.
+        text = _BEFORE_LIST.sub(lambda found: found[1] or f"{found[2]}:", text)
         text_format.Parse(text, message, allow_unknown_field=True)
         ignored.extend(_unknown(text))
     return message

@@ -179,6 +179,24 @@ def test_what_cannot_be_is_refused_in_words(tmp_path: Path, pbtxt: str, words: s
         read_versions(folder(tmp_path, pbtxt=pbtxt))[-1]
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ('model_warmup [ { name: "a [" inputs [ { key: "x" } ] }, { name: "b" } ]', "model_warmup"),
+        ("batch_input\n[\n{ kind: A # one [\n} ]", "batch_input"),
+        (
+            'optimization { execution_accelerators { gpu_execution_accelerator [ { name: "t" } ] } }',
+            "optimization",
+        ),
+        ("metric_tags [ { key: 'a [' value: 'b' } ]", "metric_tags"),
+    ],
+)
+def test_lists_of_messages_that_mean_nothing_here_need_no_colon(said: str, named: str) -> None:
+    config = claims(f"max_batch_size: 4 {said} response_cache {{ enable: true }}")
+    assert config.ignored == (named,)
+    assert config.settings["cache"] is True
+
+
 def claims(text: str) -> TritonConfig:
     return read_triton_config(text, "m")
 
