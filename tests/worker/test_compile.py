@@ -1062,6 +1062,22 @@ def test_texts_that_a_model_knows_are_tried_in_their_columns(tmp_path: Path) -> 
     assert description.usual_bytes == (4 * 5,)
 
 
+def test_a_text_of_all_rows_is_drawn_once(tmp_path: Path) -> None:
+    model = make_model(
+        [
+            helper.make_node("Relu", ["x"], ["y"]),
+            helper.make_node("Identity", ["language"], ["spoken"]),
+        ],
+        inputs=[("x", TensorProto.FLOAT, ["n", 2]), ("language", TensorProto.STRING, [])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 2]), ("spoken", TensorProto.STRING, [])],
+    )
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    inputs = [each.spec for each in description.inputs]
+    assert [each.axis for each in inputs] == [0, None]
+    _, known = compile.sample_inputs(inputs, 3, texts=[["en", "fr"]])
+    assert elements_of("BYTES", known).tolist() in (["en"], ["fr"])
+
+
 def test_rows_of_texts_that_mix_are_found(tmp_path: Path) -> None:
     model = texts_model(
         helper.make_node("Constant", [], ["zero"], value_ints=[0]),

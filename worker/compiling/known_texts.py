@@ -32,9 +32,10 @@ def draw_known(
 ) -> Bytes:
     """Draw rows of one of the inputs, which is of texts; any texts if the model knows none.
 
-    Exporters write a list per column of text, in the order of the columns.
+    Exporters write a list per column of text, in the order of the columns. An input that belongs to all rows is drawn once.
     """
     count = prod(specs[index].row_shape)
+    rows = 1 if specs[index].axis is None else rows
     if not lists:
         return bytes_of("BYTES", draw_texts(random, rows * count))
     before = sum(prod(spec.row_shape) for spec in specs[:index] if spec.datatype == "BYTES")
