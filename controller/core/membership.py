@@ -146,6 +146,9 @@ class Membership:
 
     def _remove_worker(self, worker: WorkerState, now_ns: int) -> None:
         in_flight, touched = self._books.lose(worker, now_ns)
+        # The oldest Infer is the one that ran: it may be what ended the worker.
+        for request in next((sent.requests for sent in in_flight if sent.requests), ()):
+            request.suspect, request.ran_on_lost = request.ran_on_lost, True
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, now_ns)

@@ -393,7 +393,7 @@ class Requests:
                 continue
             if refusal is Refusal.WORKER_LOST:
                 request.lost_worker = True
-            verdict = self.judge_again(request, now_ns)
+            verdict = Verdict(refusal) if request.suspect else self.judge_again(request, now_ns)
             if verdict.refusal is None:
                 self.wait_again(request, verdict, now_ns)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clockwright.errors import Refusal
-from clockwright.units import RequestId
+from clockwright.units import RequestId, WorkerId
 from clockwright.wire.actions import ActionError, EvictWeights, Infer, LoadWeights
 from controller.core.events import (
     Command,
@@ -11,6 +11,7 @@ from controller.core.events import (
     ModelAdded,
     ModelRemoved,
     RequestCancelled,
+    WorkerLost,
     WriteOffAction,
 )
 from tests.kit.core_bench import GPU, MS, A, B, CoreBench, actions, answers, infers, refusals
@@ -142,3 +143,19 @@ def test_a_removed_model_is_forgotten_with_its_load_though_that_one_s_result_was
     commands = bench.done(later.action_id, 20, 28)
     assert written_off(commands) == [lost.action_id]
     assert ForgetModel(worker_id=GPU, model_id=A) in commands
+
+
+def test_a_request_with_which_two_workers_vanished_is_given_to_no_third() -> None:
+    """What it holds may be what ends them: an integer that onnxruntime cannot divide ends its process."""
+    bench = CoreBench()
+    workers = [WorkerId(f"w{number}") for number in range(3)]
+    bench.tell(ModelAdded(model_id=A))
+    for worker in workers:
+        bench.join(worker)
+        bench.ready(A, worker, resident=True)
+    (sent,) = infers(bench.request(A, slo_ms=1000))
+    (sent,) = infers(bench.tell(WorkerLost(worker_id=sent.worker_id)))
+    commands = bench.tell(WorkerLost(worker_id=sent.worker_id))
+    assert infers(commands) == []
+    assert refusals(commands) == [(bench.num_requests, Refusal.WORKER_LOST)]
+    assert len(infers(bench.request(A, slo_ms=1000))) == 1
