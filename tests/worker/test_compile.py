@@ -358,7 +358,9 @@ def test_open_dimensions_can_be_fixed_by_their_place(tmp_path: Path) -> None:
     ):
         describe_model(ModelSource(folder, {}))
     with pytest.raises(
-        ModelError, match=r"'q\[1\]': no input has it.*; fixed dimension 'n' is the"
+        ModelError,
+        match=r"'q\[1\]': no input has it; found 'height', 'x\[2\]' of inputs 'x', 'z'"
+        r" \(config.pbtxt gives sizes by its dims\); fixed dimension 'n' is the",
     ):
         describe_model(ModelSource(folder, {"q[1]": 3, "n": 2}))
 

@@ -270,9 +270,13 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
         elif name in batch_names:
             faults.append(f"fixed dimension {name!r} is the batch dimension, which cannot be fixed")
         elif name not in names:
+            told = ""
+            if name.endswith("]"):  # A place, which the dims of a config.pbtxt give too.
+                told = f" of inputs {', '.join(repr(each.name) for each in inputs)}"
+                told += " (config.pbtxt gives sizes by its dims)"
             faults.append(
                 f"fixed dimension {name!r}: no input has it; "
-                f"found {', '.join(map(repr, names)) or 'no open dimensions besides the batch'}"
+                f"found {', '.join(map(repr, names)) or 'no open dimensions besides the batch'}{told}"
             )
     if faults:
         raise ModelError("; ".join(faults))
