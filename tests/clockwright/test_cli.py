@@ -264,7 +264,18 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             "the settings do not fit into a message: ",
         ),
         (
-            ("app", "add", "a", "--model", "m", "--option", "x=" + "[" * 100_000),
+            # Nothing listens at port 1, whatever runs on the machine.
+            (
+                "app",
+                "add",
+                "a",
+                "--model",
+                "m",
+                "--option",
+                "x=" + "[" * 100_000,
+                "--server",
+                "127.0.0.1:1",
+            ),
             "no server answers at",
         ),
         (("status", "--server", "127.0.0.1"), "'127.0.0.1', expected HOST:PORT"),
