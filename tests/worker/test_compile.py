@@ -581,6 +581,19 @@ def test_an_output_whose_shape_follows_from_values_has_open_dimensions(
     assert found.outputs[0].spec.shape(1) == shape
 
 
+def test_an_output_whose_rank_follows_from_a_size_has_any(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Reshape", ["x", "s"], ["y"])],
+        inputs=[("x", TensorProto.FLOAT, [6]), ("s", TensorProto.INT64, ["k"])],
+        outputs=[("y", TensorProto.FLOAT, ["a", "b", "c"])],
+    )
+    found = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    spec = found.outputs[0].spec
+    assert all(spec.allows(shape) for shape in ((6,), (2, 3), (1, 2, 3)))
+    most = spec.vary.most if spec.vary else ()
+    assert len(spec.shape(1)) == len(most) == 8
+
+
 def test_an_output_that_counts_rows_belongs_to_a_request(tmp_path: Path) -> None:
     model = make_model(
         [

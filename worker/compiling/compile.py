@@ -90,7 +90,7 @@ from worker.models.model_files import (
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 10
+COMPILE_FORMAT = 11
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3

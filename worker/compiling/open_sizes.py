@@ -308,9 +308,11 @@ def open_outputs(
     room = min(_ROOM_BYTES, io_bytes // _ROOM_PART)
     for index, spec in enumerate(specs):
         at = {each: shapes[each][index] for each in sizes.taken}
-        if (told := by_value.get(spec.name)) is not None:
-            at = {each: shape if len(shape) == len(told) else told for each, shape in at.items()}
         ranks = sorted({len(shape) for shape in at.values()})
+        # A number of dimensions that sizes decide was told of one size only.
+        if (told := by_value.get(spec.name)) is not None and len(ranks) == 1:
+            at = {each: shape if len(shape) == len(told) else told for each, shape in at.items()}
+            ranks = [len(told)]
         if len(ranks) > 1 and not whole:
             raise RanksError(
                 f"output {spec.name!r} has {' or '.join(map(str, ranks))} dimensions, expected as many for all sizes"
