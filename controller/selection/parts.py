@@ -50,9 +50,9 @@ def most_rows(model: Entry, largest_batch: int) -> int:
     wanted = settings.max_rows if settings is not None else None
     vary = model.inputs[0].vary if model.inputs else None
     tensors = (*model.inputs, *model.outputs)
-    if vary and (vary.unit or any(s.axis != 0 or -1 in s.row_shape for s in tensors)):
+    if (vary and vary.unit) or any(s.vary and (s.axis or -1 in s.row_shape) for s in tensors):
         # Not cut: a request of more rows of work is refused where it is read.
-        most = largest_batch * vary.rows_of_unit
+        most = largest_batch * (vary.rows_of_unit if vary else 1)
         return min(wanted or most, most)
     is_cut = largest_batch > 1 or (
         model.one_by_one and any(s.axis is not None for s in model.inputs)

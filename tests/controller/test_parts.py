@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from typing_extensions import override
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
-from clockwright.wire.tensors import TensorSpec
+from clockwright.wire.tensors import TensorSpec, Variable
 from controller.models.entry import Entry
 from controller.models.model_folder import ModelFolder, ModelSettings
 from controller.port import Answered, Ask, Refused, Sink, Told
@@ -131,7 +132,13 @@ def test_the_most_rows_are_sixteen_batches_if_the_answer_is_not_too_large() -> N
     assert most_rows(entry, 1) == 1, "the file has one row"
     entry.one_by_one = "rows meet"
     assert most_rows(entry, 1) == 16
+    text = TensorSpec("text", "BYTES", (2,), vary=Variable(64))
+    entry.inputs = (text, SETTING)
+    assert most_rows(entry, 1) == 16
+    entry.inputs = (SETTING, replace(text, axis=1))
+    assert most_rows(entry, 1) == 1, "texts are cut in the first dimension only"
     entry.outputs = (TensorSpec("y", "UINT8", (10 << 20,)),)
+    entry.inputs = (X, SETTING)
     assert most_rows(entry, 2) == 6
     settings = ModelSettings(max_rows=5)
     entry.folder = ModelFolder(name="m", version="1", files=(), settings=settings)

@@ -35,6 +35,10 @@ MODELS = {
     "labels": """g (int64[n] x) => (string[n] y) {
         y = ai.onnx.ml.LabelEncoder<keys_int64s=[1, 2], values_strings=["eins", "zwei"], default_string="">(x) }""",
     "joined": "g (string[n,1] a, string[n,1] b, float[n] z) => (string[n,1] c, float[n] w) { c = StringConcat(a, b)  w = Neg(z) }",
+    # A text and a number of all rows, and an answer that is the same for all.
+    "settings": """g (string[n,1] x, string[2] tail, float f) => (string[n,2] y, float[n] z, float minus) {
+        y = StringConcat(x, tail)  c = Cast<to=1>(x)  axis = Constant<value_ints=[1]>()  s = Squeeze(c, axis)
+        z = Mul(s, f)  minus = Neg(f) }""",
     # Fails on text that it does not know, as scikit-learn's default does.
     "strict": """g (string[n,1] x) => (float[n,1,2] y) {
         y = ai.onnx.ml.OneHotEncoder<cats_strings=["yes", "no"], zeros=0>(x) }""",
@@ -141,6 +145,22 @@ def test_more_rows_than_a_batch_are_cut_and_joined(client: Client) -> None:
     found = client.infer("code", {"words": words, "numbers": np.arange(11)}, **LONG).outputs
     assert found["upper"].tolist() == [word.upper() for word in words]
     assert found["sums"].tolist() == [number + 1 + number for number in range(11)]
+
+
+def test_what_belongs_to_all_rows_goes_to_each(client: Client) -> None:
+    inputs = {
+        "x": texts(["1"], ["22"], ["3"]),
+        "tail": texts("a", "bc"),
+        "f": np.array(2, np.float32),
+    }
+    found = client.infer("settings", inputs, **LONG).outputs
+    assert found["y"].tolist() == [["1a", "1bc"], ["22a", "22bc"], ["3a", "3bc"]]
+    assert found["z"].tolist() == [2, 44, 6]
+    assert found["minus"].tolist() == -2
+    with pytest.raises(
+        BadRequestError, match=r"'tail': found 12000\d\d bytes of text, .* in 1 rows"
+    ):
+        client.infer("settings", {**inputs, "tail": texts("b" * 600_000, "c" * 600_000)}, **LONG)
 
 
 def test_metadata_says_what_is_text(client: Client) -> None:

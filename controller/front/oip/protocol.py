@@ -847,6 +847,8 @@ def check_texts(spec: TensorSpec, tensor: Buffer, rows: int, largest_batch: int)
         )
     header_bytes = len(tensor) - len(content)
     end = 0
+    if spec.axis is None:  # Each run has all of it.
+        rows = min(rows, largest_batch)
     for first in range(0, rows, largest_batch):
         num = min(largest_batch, rows - first)
         begin, end = end, len(content)
