@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -473,6 +474,13 @@ def relu(
             r"makes 'y' is in training mode.*model\.eval\(\)",
         ),
         (make_model([helper.make_node("Relu", ["nobody"], ["y"])]), "not valid ONNX: .*nobody"),
+        (
+            onnx.parser.parse_model(
+                """<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] a, float[n,3] b) => (seq(float[n,k]) y) {
+                y = SequenceConstruct(a, b) }"""
+            ),
+            "^a batch of 1 failed: an output is a sequence of tensors of unlike shapes.*an output for each",
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )

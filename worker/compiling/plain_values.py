@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
+from worker.engines.onnxruntime import SEQUENCE_NODE
+
 _ML = "ai.onnx.ml"
 _OPSET = 13
 
@@ -55,9 +57,10 @@ def make_plain(model: onnx.ModelProto) -> None:
         ):
             element = kind.sequence_type.elem_type.tensor_type.elem_type
             inner = _rename(graph, value.name)
-            graph.node.append(
-                helper.make_node("ConcatFromSequence", [inner], [value.name], axis=0, new_axis=1)
+            made = helper.make_node(
+                "ConcatFromSequence", [inner], [value.name], axis=0, new_axis=1, name=SEQUENCE_NODE
             )
+            graph.node.append(made)
             kind.CopyFrom(helper.make_tensor_type_proto(element, None))
     _widen(graph)
 

@@ -19,6 +19,9 @@ from worker.models.model_files import BoundTensor, CompiledModel
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+#: The name of the operators that `worker.compiling.plain_values` adds to make one tensor of a sequence.
+SEQUENCE_NODE = "one tensor of a sequence"
+
 _shares_allocator = False
 
 
@@ -298,6 +301,11 @@ def plain_words(error: Exception) -> str:
     head, _, tail = line.partition(" : ")
     if "ONNXRuntimeError" in head and tail:
         line = tail.split(" : ", 2)[-1]
+    if f"Name:'{SEQUENCE_NODE}'" in line:
+        return (
+            "an output is a sequence of tensors of unlike shapes, or of none, expected one shape; export the model with an"
+            " output for each tensor, or pad them to one shape"
+        )
     return line
 
 
