@@ -260,8 +260,13 @@ def _read_files(folder: Path, version_folder: Path, digests: FileDigests) -> tup
     files = []
     for path in sorted(version_folder.rglob("*")):
         name = path.relative_to(version_folder).as_posix()
-        if not path.resolve().is_relative_to(root):
-            raise ModelError(f"{name} leads outside the model's folder")
+        if path.is_symlink() and not path.exists():
+            raise ModelError(f"{name} is a link to nothing: {path.readlink()}")
+        if not (target := path.resolve()).is_relative_to(root):
+            raise ModelError(
+                f"{name} leads outside the model's folder, to {target}; put a copy in its place, or make the model's folder"
+                " itself the link"
+            )
         # `__pycache__`, which Python leaves next to code, comes and goes and is no part of the model.
         if path.is_dir() or path.parent.name == "__pycache__":
             continue

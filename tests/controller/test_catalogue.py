@@ -184,7 +184,17 @@ def test_links_that_lead_outside_the_folder_are_refused(tmp_path: Path) -> None:
     (folder / "1" / "inside").symlink_to("model.onnx")
     assert len(read_versions(folder)[-1].files) == 2
     (folder / "1" / "outside").symlink_to("../../secret")
-    with pytest.raises(ModelError, match="outside leads outside the model's folder"):
+    words = f"outside leads outside the model's folder, to {tmp_path / 'secret'}; .* a copy .* itself"
+    with pytest.raises(ModelError, match=words):
+        read_versions(folder)[-1]
+
+
+@pytest.mark.parametrize("target", ["../../gone", "gone"])
+def test_a_link_to_nothing_is_called_so(target: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "1" / "model.onnx").unlink()
+    (folder / "1" / "model.onnx").symlink_to(target)
+    with pytest.raises(ModelError, match=f"^model.onnx is a link to nothing: {target}$"):
         read_versions(folder)[-1]
 
 
