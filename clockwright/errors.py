@@ -132,7 +132,7 @@ class Refusal(enum.Enum):
     QUOTA = "QUOTA"
     #: The answer was predicted to be in time and was not.
     LATE = "LATE"
-    #: The worker that had the request was lost, and no other could answer in time.
+    #: A worker that had the request was lost, and no other answered in time, or a second was lost with it.
     WORKER_LOST = "WORKER_LOST"
     #: No connected worker can serve the model now.
     NO_WORKER = "NO_WORKER"

@@ -85,8 +85,8 @@ def _sentence(error: NoAnswerError) -> str:
             return f"model {model}: predicted to be in time, but could not be within SLO {slo}"
         case Refusal.WORKER_LOST:
             return (
-                f"model {model}: the worker that had the request vanished, "
-                f"and no other could answer within SLO {slo}"
+                f"model {model}: a worker that had the request vanished, "
+                f"and no other answered it within SLO {slo}"
             )
         case Refusal.NO_WORKER | Refusal.LOADING | Refusal.UNFIT:
             return f"model {model}: no worker can serve it now"
