@@ -184,7 +184,9 @@ def test_links_that_lead_outside_the_folder_are_refused(tmp_path: Path) -> None:
     (folder / "1" / "inside").symlink_to("model.onnx")
     assert len(read_versions(folder)[-1].files) == 2
     (folder / "1" / "outside").symlink_to("../../secret")
-    words = f"outside leads outside the model's folder, to {tmp_path / 'secret'}; .* a copy .* itself"
+    words = (
+        f"outside leads outside the model's folder, to {tmp_path / 'secret'}; .* a copy .* itself"
+    )
     with pytest.raises(ModelError, match=words):
         read_versions(folder)[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ from worker.compiling.compile import compile_model, profile_model, read_weights
 from worker.compiling.open_sizes import SizeSearch, at_sizes, symbols_of
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.sized_io import run_carrying
-from worker.engines.onnxruntime import open_session
+from worker.engines.onnxruntime import open_session, release_memory
 from worker.engines.open_kernel import Answer, OpenKernel
 from worker.models.groups import group_requests
 from worker.models.model_files import (
@@ -415,3 +417,22 @@ def test_an_answer_without_its_dimensions_of_size_1_comes_back_as_it_was() -> No
     strict = replace(spec, vary=replace(vary, may_lack=False))
     with pytest.raises(ValueError, match="found shape"):
         strict.unpack(strict.header((3,), 12) + bytes(12))
+
+
+def test_the_memory_of_a_large_answer_is_given_back(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (int64 n) => (int64[k] y) <int64 zero = {0}, int64 one = {1}> {
+        y = Range(zero, n, one) }"""
+    )
+    kernel = kernel_of(tmp_path, prepare(model, tmp_path))
+
+    def held_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    release_memory()
+    before = held_bytes()
+    [answer] = kernel.run([[np.array(40 << 20, np.int64)]], NO_LIMIT)
+    assert not isinstance(answer, str)
+    assert answer[0].nbytes == 320 << 20
+    del answer
+    assert held_bytes() - before < 64 << 20
