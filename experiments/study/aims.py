@@ -200,7 +200,14 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         )
     ),
     # All pairs of policies that the simulator tells apart have the same order live.
-    "live_ranking": (Aim("pairs_same_order", at_least=0, minus="pairs"),),
+    "live_ranking": (
+        Aim(
+            "pairs_same_order",
+            at_least=0,
+            minus="pairs",
+            obstacle="`clockwork` and `clockwork1ms` under overload change places on both devices; cause not known; one run of 7 s each",
+        ),
+    ),
     "serve": (
         Aim("core_us_4026x20", at_most=25, obstacle=_LINES),
         Aim("core_us_p999_4026x20", at_most=1000),
