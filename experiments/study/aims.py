@@ -395,16 +395,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
             "cold start show, so that it has 1.4 times as many in the first hour, and 1.03 times in the sixth",
         ),
     ),
-    "observe": (
-        Aim("metrics_scrape_ms_4000_models", at_most=50),
-        Aim("loop_stall_ms", at_most=5),
-        Aim("on_ratio", at_most=1.05),
-        *[
-            Aim(f"dashboard_{view}_ms", at_most=5)
-            for view in ("overview", "timeline", "pages", "model")
-        ],
-        Aim("dashboard_stall_ms", at_most=5),
-    ),
     "shapes": (
         Aim("open_to_padded", at_least=1.5),
         Aim(
