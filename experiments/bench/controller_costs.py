@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
-from experiments.bench.request_cost import instant_device
+from experiments.bench.live import instant_device
 from experiments.live.live_run import LiveModel
 from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import ClientLoad, OpenLoop

@@ -15,12 +15,14 @@ compared with that of the sources with 602 kB, and `native_large_memory_ratio` i
 
 from __future__ import annotations
 
+import asyncio
+import math
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,22 +34,19 @@ import grpc
 import uvloop
 
 from clockwright.process import keep_big_blocks
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.request_cost import (
-    INFER,
-    asker,
-    infer_request,
-    instant_device,
-    latencies,
-)
 from experiments.live.local_server import LocalServer
 from experiments.live.processor_time import cpu_ns, family, rss_bytes
 from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
 from modelzoo.build import write_model
+from modelzoo.profile import Profile, ProfileRow, save_profile
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 _WARM_S = 0.3
+_LIMIT_S = 60.0
 # What of the compiled build is compared, and the figure of it.
 _NATIVE_LARGE = {"us": "native_large_ratio", "rss_mb": "native_large_memory_ratio"}
 
@@ -83,6 +82,18 @@ CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
 
 
 # --- servers --------------------------------------------------------------------------------------
+
+
+def instant_device(scratch: Path) -> list[str]:
+    """Flags of a server whose device takes 1 us for any batch."""
+    row = ProfileRow(
+        name="*",
+        weights_bytes=1,
+        load_ns=NS_PER_US,
+        exec_ns=dict.fromkeys(DEFAULT_BATCH_SIZES, NS_PER_US),
+    )
+    save_profile(Profile(name="instant", rows={"*": row}), scratch / "instant.json")
+    return ["--device", f"modelled:{scratch}/instant.json"]
 
 
 def _answer(request: Any) -> Any:  # noqa: ANN401  ModelInferRequest and ModelInferResponse
@@ -146,6 +157,40 @@ def bare_server(kind: str) -> Iterator[tuple[str, int]]:
 # --- the generator --------------------------------------------------------------------------------
 
 
+def infer_request(
+    model: str, shape: Sequence[int], *, slo_ms: int = 10_000, request_id: str = ""
+) -> bytes:
+    """Serialise a request with one FP32 tensor of zeros; by default its SLO is never missed."""
+    request = oip.ModelInferRequest(
+        model_name=model, id=request_id, raw_input_contents=[bytes(4 * math.prod(shape))]
+    )
+    request.inputs.add(name="input", datatype="FP32", shape=shape)
+    request.parameters["slo_ms"].int64_param = slo_ms
+    return request.SerializeToString()
+
+
+async def _latencies(
+    channel: Any,  # noqa: ANN401
+    request: bytes,
+    num_clients: int,
+    seconds: float,
+) -> list[float]:
+    """Have clients ask for a while, one request after the other, each at least once; gives what each took, in s."""
+    ask, found = channel.unary_unary(INFER), list[float]()
+    end_s = time.perf_counter() + seconds
+
+    async def go_on() -> None:
+        now_s = 0.0
+        while now_s < end_s:
+            begin_s = time.perf_counter()
+            await ask(request, timeout=_LIMIT_S)
+            now_s = time.perf_counter()
+            found.append(now_s - begin_s)
+
+    await asyncio.gather(*(go_on() for _ in range(num_clients)))
+    return found
+
+
 async def _turn(
     address: str, pid: int, payload: str, num_clients: int, seconds: float
 ) -> dict[str, float]:
@@ -156,11 +201,10 @@ async def _turn(
     """
     request = infer_request(payload, PAYLOADS[payload].shape)
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        askers = [asker(channel, lambda: request)] * num_clients
-        await latencies(askers, _WARM_S)
+        await _latencies(channel, request, num_clients, _WARM_S)
         pids = family(pid)
         before_ns, begin_s = cpu_ns(pids), time.perf_counter()
-        latencies_s = sorted(await latencies(askers, seconds))
+        latencies_s = sorted(await _latencies(channel, request, num_clients, seconds))
         elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
         "us": used_ns / len(latencies_s) / 1e3,

@@ -43,7 +43,7 @@ import grpc
 from clockwright.client.client import AsyncClient
 from clockwright.errors import ClockwrightError
 from clockwright.v1 import inference_pb2 as pb
-from experiments.bench.request_cost import infer_request
+from experiments.bench.live import infer_request
 from experiments.live.local_server import off_fixed_ports
 from experiments.live.processor_time import family
 from experiments.live.standstill import TICK_S, Standstill

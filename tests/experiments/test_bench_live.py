@@ -23,8 +23,7 @@ from experiments.bench.controller import (
     climb,
     fed,
 )
-from experiments.bench.live import PAYLOADS, bare_server
-from experiments.bench.request_cost import INFER, infer_request
+from experiments.bench.live import INFER, PAYLOADS, bare_server, infer_request
 from experiments.live.processor_time import cpu_ns, family
 
 
