@@ -304,7 +304,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         within("gpus6_sim_gap_pct", 3),
         within("gpus20_sim_gap_pct", 3, _TWO_CORES),
     ),
-    "cpu": (Aim("resnet50_ratio", at_least=0.9),),
     "guard": (
         Aim("fault_seeds", at_least=10_000),
         Aim("fault_violations", at_most=0),

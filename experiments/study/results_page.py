@@ -169,7 +169,6 @@ def page() -> str:
         pieces_worth=_pieces(found["ablation"]),
         num_edf_mh_loads=len(_between(found["edf_mh"], "edf_mh_", "_goodput_pct")),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
-        processor=_processor(found["cpu"]),
         isolation_curve=_isolation_curve(found["unseen"]),
         behind={policy: _behind(policy) for policy in ("edf_mh", "edf_mh_isolation_0")},
         of_bound={
@@ -368,23 +367,6 @@ def _pieces(record: Record) -> str:
         most, least = (f"{points:+.1f} (`{load}`)" for points, load in (max(pairs), min(pairs)))
         rows.append((f"`{piece}`", len(pairs), most, least))
     return _table(("", "loads", "most", "least"), rows)
-
-
-def _processor(record: Record) -> str:
-    """What the processor as a whole device does."""
-    rows = [
-        (
-            f"{name} in a closed loop through `clockwright up`, answers in time per second; plain onnxruntime "
-            f"with all cores, batches of {record[f'{key}_plain_batch']:.0f}; ratio within a round{aim}",
-            f"{record[f'{key}_rps']:,.0f}; {record[f'{key}_plain_rps']:,.0f}; {record[f'{key}_ratio']:.2f}",
-        )
-        for key, name, aim in (
-            ("resnet50", "ResNet-50", " (aim: 0.9)"),
-            ("mlp", "784-128-10", ""),
-        )
-    ]
-    title = f"The processor as a device (`make bench NAME=bench-cpu`), cores {record.cores}:"
-    return title + "\n\n" + _table(("", "measured"), rows)
 
 
 def _between(record: Record, start: str, end: str) -> list[str]:
