@@ -93,9 +93,6 @@ _LIVE_BY_LITTLE = "cause not known; recorded on 23 November, not repeated since"
 
 _PROCESSOR = "the processor case alone; that run does not explain it"
 
-# Requests per second of `controller.json`, times microseconds each.
-_CORE_FULL = "{:.0f} us of a request fill the one core at this rate"
-
 # Controller, workers and client of `fig8_live.json` together.
 _TWO_CORES = "all processes share two cores, of which they use 1.9; the simulator knows the controller's part alone"
 
@@ -288,11 +285,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
             obstacle="the network takes 258 us more on the processor than on a modelled device; cause not known",
         ),
         Aim("small_p50_ms_c1", at_most=0.6),
-    ),
-    "controller": (
-        Aim("fed_rps_15", at_least=30_000, obstacle=_CORE_FULL.format(38)),
-        Aim("fed_rps_15_native", at_least=60_000, obstacle=_CORE_FULL.format(22)),
-        Aim("fed_rps_4000_native", at_least=40_000, obstacle=_CORE_FULL.format(37)),
     ),
     "fig8_live": (
         Aim(

@@ -164,7 +164,6 @@ def page() -> str:
         pictures=_pictures(),
         live_aims=found["live"].aims_table,
         front_rows=_front_rows(found["front"]),
-        controller_aims=found["controller"].aims_table,
         edf_mh_shares=_shares(found["edf_mh"]),
         pieces_worth=_pieces(found["ablation"]),
         num_edf_mh_loads=len(_between(found["edf_mh"], "edf_mh_", "_goodput_pct")),

@@ -1,4 +1,4 @@
-"""Parts of the benchmarks of the live path: bare servers, processor time, and the climb of a fed controller."""
+"""Parts of the benchmarks of the live path: bare servers and processor time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,15 +13,6 @@ import grpc
 import pytest
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench.controller import (
-    CALM_RPS,
-    FIRST_RPS,
-    GROWTH,
-    TRIES,
-    RateStep,
-    climb,
-    fed,
-)
 from experiments.bench.live import INFER, PAYLOADS, bare_server, infer_request
 from experiments.live.processor_time import cpu_ns, family
 
@@ -66,52 +56,3 @@ def test_a_family_is_a_process_and_all_that_it_has_started() -> None:
         tree = family(parent.pid)
         assert tree == [parent.pid, child]
         parent.stdin.close()
-
-
-class ScriptedPump:
-    """Answers all in time up to a rate, and at a higher one leaves one out of ten."""
-
-    def __init__(self, most_rps: float) -> None:
-        self.most_rps = most_rps
-        self.rates: list[float] = []
-
-    def run(self, rate_rps: float, seconds: float, _seed: int) -> RateStep:
-        self.rates.append(rate_rps)
-        asked = round(rate_rps * seconds)
-        return RateStep(asked, asked if rate_rps <= self.most_rps else asked * 9 // 10)
-
-
-def no_time() -> int:
-    return 0
-
-
-def climbed(pump: ScriptedPump) -> tuple[float, list[float]]:
-    shown: list[float] = []
-    look: Callable[[float, RateStep], None] = lambda rate_rps, _: shown.append(rate_rps)  # noqa: E731
-    rate_rps, step = climb(pump, no_time, look)
-    assert step.passed
-    return rate_rps, shown
-
-
-def test_the_last_rate_at_which_all_is_in_time_is_the_figure() -> None:
-    rate_rps, shown = climbed(ScriptedPump(FIRST_RPS * GROWTH**2 + 1))
-    assert rate_rps == pytest.approx(FIRST_RPS * GROWTH**2)
-    above = FIRST_RPS * GROWTH**3
-    assert shown == pytest.approx(
-        [FIRST_RPS, FIRST_RPS * GROWTH, FIRST_RPS * GROWTH**2] + [above] * TRIES
-    )
-
-
-def test_a_controller_that_is_late_at_the_lowest_rate_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="not all were answered in time"):
-        climb(ScriptedPump(CALM_RPS), no_time, lambda *_: None)
-
-
-def test_every_model_of_a_fed_controller_is_answered_by_the_played_workers() -> None:
-    with fed(15, {}) as (pump, pid):
-        # Returns when each model was answered.
-        pump.ask_each()
-        step = pump.run(50, 0.5, seed=1)
-        assert pid in family(os.getpid())
-    assert step.num_asked > 0
-    assert step.num_actions > 0
