@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -46,27 +46,6 @@ def off_fixed_ports(command: str, arguments: Sequence[str]) -> list[str]:
 def folders(scratch: Path | str) -> list[str]:
     """Flags of a server that takes its models from a folder below this one, and keeps in another what it compiles."""
     return ["--models", f"{scratch}/models", "--cache-dir", f"{scratch}/cache"]
-
-
-@contextmanager
-def further_worker(controller: str, *arguments: str, quiet: bool = False) -> Iterator[None]:
-    """One more worker, until the block ends; it need not have joined when the block begins.
-
-    Args:
-        controller: where it joins, HOST:PORT.
-        arguments: more of its command line.
-        quiet: what it says on standard error is dropped.
-    """
-    command = [sys.executable, "-m", "clockwright.cli", "worker", "--controller", controller]
-    process = subprocess.Popen(
-        [*command, *arguments, "--parent-pid", str(os.getpid())],
-        stderr=subprocess.DEVNULL if quiet else None,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class LocalServer:

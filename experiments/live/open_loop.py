@@ -75,8 +75,6 @@ class ClientLoad:
     tick_us: int = 0
     #: An answer that takes as much longer than its SLO is not waited for.
     patience_s: float = 3.0
-    #: Notes for how long it stood still itself, for which it looks every 5 ms. `raw` only.
-    notes_standstill: bool = False
     #: File with a pickled list of messages: each request sends one of them, and `models` are their positions' names.
     #: `raw` only.
     messages: str = ""
@@ -99,8 +97,6 @@ class Account:
     kernel_stamps: bool = False
     #: What kept the client from being as it should; empty if nothing did.
     remarks: list[str] = field(default_factory=list)
-    #: For how long the client stood still between the sending and the end, with `notes_standstill`.
-    stood_ns: Times | None = None
     #: Which requests the client's own kernel kept at first, for its congestion window was full; of `raw` only.
     kept: NDArray[np.bool_] | None = None
 
@@ -111,7 +107,6 @@ class Account:
             self.due_ns[chosen], self.sent_ns[chosen], self.done_ns[chosen],
             [self.ends[index] for index in np.flatnonzero(chosen)],
             self.slo_ms, end_s - begin_s, self.cpu_us, self.kernel_stamps, self.remarks,
-            None if self.stood_ns is None else self.stood_ns[chosen],
             None if self.kept is None else self.kept[chosen],
         )  # fmt: skip
 
@@ -138,12 +133,6 @@ class Account:
     def num_late(self) -> int:
         """Answers given as a success after the SLO, counted from the sending."""
         return int(self._late(self.sent_ns).sum())
-
-    @property
-    def num_late_of_server(self) -> int:
-        """The same, less those that are no later than the client stood still meanwhile."""
-        assert self.stood_ns is not None, "the load does not note it"
-        return int(self._late(self.sent_ns + self.stood_ns).sum())
 
     @property
     def num_late_kept(self) -> int:

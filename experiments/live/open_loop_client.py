@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from experiments.live.open_loop import Account, ClientLoad, End, Times, before_others
-from experiments.live.standstill import Standstill
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -363,9 +362,6 @@ class _RawClient:
         self._num_open = 0
         self._rng = random.Random(load.seed)
         self._end_ns = 0
-        self._standstill = Standstill() if load.notes_standstill else None
-        #: For how long the client stood still while each request was open; until its end, less what was before.
-        self._stood_ns = array("q")
         self._kept = array("b")
 
     def keep(self, requests: Sequence[int]) -> None:
@@ -382,8 +378,6 @@ class _RawClient:
         self.done_ns[request] = now_ns
         self.ends[request] = self._blocks.setdefault(end, end) if isinstance(end, bytes) else end
         self._num_open -= 1
-        if self._standstill is not None:
-            self._stood_ns[request] += round(self._standstill.total_s * 1e9)
         if self._load.concurrency and now_ns < self._end_ns:
             self.due_ns.append(now_ns)
             self.models.append(self._rng.randrange(len(self._load.models)))
@@ -397,8 +391,6 @@ class _RawClient:
         self._await_settings()
         times_ns, models = _requests(load, self._rng)
         begin()
-        if self._standstill is not None:
-            self._standstill = Standstill()
         begin_ns, cpu_s, monotonic_ns = time.time_ns(), time.process_time(), time.monotonic_ns()
         self._end_ns = begin_ns + round(load.seconds * 1e9)
         due_ns, sent_ns, done_ns = self.due_ns, self.sent_ns, self.done_ns
@@ -417,8 +409,6 @@ class _RawClient:
                 done_ns.append(0)
                 self._kept.append(0)
                 self.ends.append(None)
-                if self._standstill is not None:
-                    self._stood_ns.append(-round(self._standstill.total_s * 1e9))
             if num_sent > first:
                 self._num_open += num_sent - first
                 self._send(range(first, num_sent), now_ns)
@@ -467,18 +457,12 @@ class _RawClient:
             time.sleep((tick_ns - now_ns % tick_ns) / 1e9)
             until_ns = now_ns
         # No other call of Python that waits for sockets sleeps less than a millisecond.
-        pause_s, standstill = max(0, until_ns - time.time_ns()) / 1e9, self._standstill
-        if standstill is not None:
-            pause_s = min(pause_s, standstill.pause_s)
         readable, writable, _ = select.select(
             connections,
             [sock for sock, connection in connections.items() if connection.unsent],
             (),
-            pause_s,
+            max(0, until_ns - time.time_ns()) / 1e9,
         )
-        # Before what has come is read, which would else be later than the standstill by which it is so late.
-        if standstill is not None and not standstill.pause_s:
-            standstill.look()
         for sock in writable:
             connections[sock].flush()
         for sock in readable:
@@ -506,7 +490,6 @@ class _RawClient:
             cpu_us=cpu_us,
             kernel_stamps=self.kernel_stamps,
             kept=np.array(self._kept, bool),
-            stood_ns=None if self._standstill is None else np.array(self._stood_ns, np.int64),
         )
 
 

@@ -19,11 +19,6 @@ class Standstill:
         self.total_s = 0.0
         self._before_s, self._waited_s = time.monotonic(), _waited_s()
 
-    @property
-    def pause_s(self) -> float:
-        """The time until the next look; 0: it is due."""
-        return max(0.0, self._before_s + TICK_S - time.monotonic())
-
     def look(self) -> None:
         """Count what has passed beyond a tick since the last look."""
         now_s, now_waited_s = time.monotonic(), _waited_s()

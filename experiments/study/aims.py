@@ -308,8 +308,6 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("late_success", at_most=0),
         Aim("controller_back_s", at_most=2),
         Aim("standby_takeover_s", at_most=4),
-        Aim("soak_minutes", at_least=60),
-        Aim("soak_rss_slope_mib_per_h", at_most=5),
     ),
     "explain": (
         Aim("remedy_right_share", at_least=0.95),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import select
 import socket
 import struct
 import threading
@@ -528,31 +527,3 @@ def test_a_request_that_is_larger_than_a_frame_is_for_the_other_client() -> None
     load = load_of("127.0.0.1:1", rate=1, shape=(1, 3, 224, 224))
     with pytest.raises(ValueError, match=r"a request of 602\d+ bytes, expected one frame"):
         run(load)
-
-
-def test_an_answer_that_is_no_later_than_the_client_stood_still_is_not_the_servers_lateness(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stands, answered = threading.Event(), threading.Event()
-
-    def answer(peer: Peer, stream: int, number: int) -> None:
-        stands.wait()
-        # Longer than the SLO, and than two looks.
-        time.sleep(0.03)
-        peer.ok(stream)
-        answered.set()
-
-    def stand_still(*sockets: Any) -> Any:  # noqa: ANN401
-        if server.messages:
-            stands.set()
-            answered.wait()
-        return wait(*sockets)
-
-    wait = select.select
-    with serving(answer) as server:
-        monkeypatch.setattr(select, "select", stand_still)
-        account = ask(server, slo_ms=10, concurrency=1, seconds=0, notes_standstill=True)
-    assert (account.num_ok, account.num_late, account.num_late_of_server) == (1, 1, 0)
-    assert account.stood_ns is not None
-    # The same one is the server's, had the client not stood still.
-    assert replace(account, stood_ns=np.zeros_like(account.stood_ns)).num_late_of_server == 1
