@@ -1,7 +1,7 @@
 """`make bench NAME=bench-serve`: what serving costs and keeps.
 
-The parts: `core` (the scheduler per request, virtual time), `paging` and `lateness` (the worker on the CPU), and
-`overload`: goodput with a device that is offered up to three times what it can do. What a request costs is `bench-live`'s.
+The parts: `core` (the scheduler per request, virtual time), and `overload`: goodput with a device that is offered up to
+three times what it can do. What a request costs is `bench-live`'s.
 
 Under `overload` a real `clockwright up` has one modelled device (batch size 1, 10 ms each), Poisson arrivals, SLO 100 ms,
 and the independent client of `open_loop`. Goodput is what that client had in hand within 100 ms of sending it, per second
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from experiments.bench import core, worker
+from experiments.bench import core
 from experiments.live.live_promises import served
 from experiments.live.open_loop import ClientLoad, offer
 from experiments.study.bench import bench
@@ -55,8 +55,6 @@ def measure_overload() -> dict[str, float]:
 
 PARTS: Mapping[str, Callable[[], dict[str, float]]] = {
     "core": core.measure,
-    "paging": worker.measure_paging,
-    "lateness": worker.measure_lateness,
     "overload": measure_overload,
 }
 

@@ -1,8 +1,7 @@
 """The card under a mixed load of hundreds of instances: how late, how predictable, and nothing allocated.
 
-`live`: behind a controller, requests over gRPC. From the telemetry's action rows, as on the processor
-(`experiments.bench.worker`): how late EXEC and LOAD began, how far their durations and their ends were from
-what the controller had predicted.
+`live`: behind a controller, requests over gRPC. From the telemetry's action rows (`experiments.gpu.lateness`): how late
+EXEC and LOAD began, how far their durations and their ends were from what the controller had predicted.
 
 `lanes`: the worker's lanes alone, in this process, driven as fast as they go: how often device memory was
 taken meanwhile, which is to be never, and how much of it was free after and before.
@@ -25,8 +24,8 @@ from typing_extensions import override
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from clockwright.wire.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
 from controller.telemetry.tables import OK
-from experiments.bench.worker import action_figures
 from experiments.gpu.hardware import BareDevice, Room, about, open_accelerator
+from experiments.gpu.lateness import action_figures
 from experiments.gpu.live import CardSetting
 from experiments.live.live_run import LiveRun, play
 from experiments.study.bench import Findings, bench

@@ -23,10 +23,10 @@ from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ActionId, ModelId,
 from clockwright.wire.actions import StepTime
 from controller.telemetry.rows import ActionRow
 from experiments.__main__ import called
-from experiments.bench.worker import action_figures
 from experiments.gpu import __main__ as everything
 from experiments.gpu import fig2, fig5, fig6, live, serve
 from experiments.gpu.hardware import open_accelerator
+from experiments.gpu.lateness import action_figures
 from experiments.live.live_run import Played, Served, play
 from experiments.live.rehearsal import rehearsals
 from experiments.study.sides import RunRows
