@@ -8,9 +8,6 @@ in `live_promises.csv`. The parts:
   that rate, with SLOs of 10, 50 and 100 ms.
 * `flood`: twenty times what a device of 100 requests per second can do, for a minute, SLO 100 ms.
 * `pause`: the controller stands still for 3 s (SIGSTOP) at 150 requests per second, SLO 100 ms.
-
-During `flood` a second client, of grpcio, asks at a low rate; its answers are rows of their own
-(`witness`) and count like all others.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +51,6 @@ class Setting:
     flood_seconds: float = 60.0
     pause_seconds: float = 3.0
     pause_rps: float = 150.0
-    witness_rps: float = 20.0
     parts: tuple[str, ...] = PARTS
     seed: int = 0
 
@@ -64,10 +60,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseCase:
-    """One client's account of one case."""
+    """The client's account of one case."""
 
     part: str
-    client: str
     num_models: int
     slo_ms: int
     #: Answers per second that are possible.
@@ -85,7 +80,7 @@ class PromiseCase:
     def __str__(self) -> str:
         row = self.row()
         words = (
-            f"{self.part} {self.client} {self.num_models} models, SLO {self.slo_ms} ms, x{self.multiple:g} of "
+            f"{self.part} {self.num_models} models, SLO {self.slo_ms} ms, x{self.multiple:g} of "
             f"{self.capacity_rps:.0f}/s: in time {row['goodput_rps']:.1f}/s ({self.goodput_share:.3f}), "
             f"late {row['late_successes']}, refusals {row['refused']} after {row['refusal_p50_ms']:.1f} "
             f"and {row['refusal_p99_ms']:.1f} ms ({row['reasons']}), others {row['other_ends']} "
@@ -97,7 +92,6 @@ class PromiseCase:
         """The case's line in the table."""
         return {
             "part": self.part,
-            "client": self.client,
             "models": self.num_models,
             "slo_ms": self.slo_ms,
             "capacity_rps": self.capacity_rps,
@@ -137,7 +131,7 @@ def measure_limited(setting: Setting, num_models: int) -> Iterator[PromiseCase]:
         for slo_ms in setting.slos_ms:
             for multiple in setting.multiples:
                 asked = replace(load, slo_ms=slo_ms, rate=multiple * best_rps)
-                yield from _cases("device", asked, best_rps, multiple)
+                yield _case("device", asked, best_rps, multiple)
 
 
 def measure_flood(setting: Setting) -> Iterator[PromiseCase]:
@@ -148,7 +142,7 @@ def measure_flood(setting: Setting) -> Iterator[PromiseCase]:
             rate=setting.flood_rps, seed=setting.seed,
         )  # fmt: skip
         multiple = setting.flood_rps / _FLOODED_RPS
-        yield from _cases("flood", load, _FLOODED_RPS, multiple, setting.witness_rps)
+        yield _case("flood", load, _FLOODED_RPS, multiple)
 
 
 def measure_pause(setting: Setting) -> Iterator[PromiseCase]:
@@ -167,30 +161,24 @@ def measure_pause(setting: Setting) -> Iterator[PromiseCase]:
             address=server.address, models=models, slo_ms=100, rate=setting.pause_rps,
             seconds=setting.seconds + setting.pause_seconds, seed=setting.seed,
         )  # fmt: skip
-        yield from _cases("pause", load, setting.pause_rps, 1.0, meanwhile=stop)
+        yield _case("pause", load, setting.pause_rps, 1.0, meanwhile=stop)
 
 
-def _cases(
+def _case(
     part: str,
     load: ClientLoad,
     capacity_rps: float,
     multiple: float,
-    witness_rps: float = 0,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Iterator[PromiseCase]:
-    """What happened to a load, and to the witness's at the same time, while something else was done."""
-    loads = {"raw": load}
-    if witness_rps:
-        loads["witness"] = replace(load, client="grpcio", rate=witness_rps, seed=load.seed + 1)
-    with ExitStack() as stack:
-        clients = {name: stack.enter_context(OpenLoop(its)) for name, its in loads.items()}
+) -> PromiseCase:
+    """What happened to a load while something else was done."""
+    with OpenLoop(load) as client:
         meanwhile()
-        accounts = {name: client.account() for name, client in clients.items()}
-    for client, account in accounts.items():
-        yield PromiseCase(
-            part=part, client=client, num_models=len(load.models), slo_ms=load.slo_ms,
-            capacity_rps=capacity_rps, multiple=multiple, account=account,
-        )  # fmt: skip
+        account = client.account()
+    return PromiseCase(
+        part=part, num_models=len(load.models), slo_ms=load.slo_ms, capacity_rps=capacity_rps,
+        multiple=multiple, account=account,
+    )  # fmt: skip
 
 
 def measure(setting: Setting) -> Iterator[PromiseCase]:
@@ -233,22 +221,20 @@ def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
         for multiple in sorted({case.multiple for case in found}):
             shares = [case.goodput_share for case in found if case.multiple == multiple]
             figures[f"device_{num_models}_x{multiple:g}_goodput_share_worst"] = min(shares)
-    flood = [case for case in cases if case.part == "flood"]
-    if flood:
-        goodput_rps = sum(case.account.goodput_rps for case in flood)
-        figures["goodput_20x_share"] = goodput_rps / _FLOODED_RPS
-        figures["flood_refusal_ms_p50"] = flood[0].account.refusal_ms(50)
-        figures["flood_refusal_ms_p99"] = flood[0].account.refusal_ms(99)
+    for account in (case.account for case in cases if case.part == "flood"):
+        figures["goodput_20x_share"] = account.goodput_rps / _FLOODED_RPS
+        figures["flood_refusal_ms_p50"] = account.refusal_ms(50)
+        figures["flood_refusal_ms_p99"] = account.refusal_ms(99)
     if paused := [case for case in cases if case.part == "pause"]:
         figures["pause_late_successes"] = sum(case.account.num_late for case in paused)
     return figures
 
 
 def extra(_setting: Setting, cases: Sequence[PromiseCase]) -> dict[str, Any]:
-    """What the clients remarked."""
+    """What the client remarked."""
     return {
         "remarks": sorted({remark for case in cases for remark in case.account.remarks}),
-        "kernel_stamps": all(c.account.kernel_stamps for c in cases if c.client == "raw"),
+        "kernel_stamps": all(case.account.kernel_stamps for case in cases),
     }
 
 

@@ -5,17 +5,16 @@ process, or of a schedule, whatever happened to those before; every end is count
 refusals by their reason, and all that is neither (a status without a reason, a stream or connection that was
 broken, silence).
 
-Two clients, each a process of its own, at real-time priority where that is allowed, so that the client is not
-what is slow. `raw` writes and reads HTTP/2 frames on plain sockets. Request bytes are made once and answers are
-judged when the run is over, which leaves some 20 us of processor time per request. `grpcio` is the
-library of that name and serves as a witness at low rates, during the other's flood.
+The client is a process of its own, at real-time priority where that is allowed, so that it is not what is slow. It
+writes and reads HTTP/2 frames on plain sockets. Request bytes are made once and answers are judged when the run is
+over, which leaves some 20 us of processor time per request.
 
 Two latencies are counted of every request. One begins when the request was due; the other begins when the
 client was about to write it to the socket. What the server then does not read, and what its windows and
 its limit of streams hold back, is the server's time. Both end when the last bytes of the answer reached this machine:
-the raw client takes the kernel's stamp (`SO_TIMESTAMPNS`), which is that of the newest bytes where one read
-brings several packets, never an earlier one. Where the kernel gives no stamp, and for `grpcio`, it is the time at
-which the client had read them; `kernel_stamps` says which.
+the client takes the kernel's stamp (`SO_TIMESTAMPNS`), which is that of the newest bytes where one read brings
+several packets, never an earlier one. Where the kernel gives no stamp, it is the time at which the client had read
+them; `kernel_stamps` says which.
 """
 
 from __future__ import annotations
@@ -68,15 +67,12 @@ class ClientLoad:
     #: Shape of the one input, FP32, and its name.
     shape: tuple[int, ...] = (1, 784)
     input: str = "input"
-    #: `raw` or `grpcio`.
-    client: str = "raw"
     #: Sends and reads at multiples of this only, which costs less; 0: at once. A request is so much later
     #: at most, and so may its answer's stamp be.
     tick_us: int = 0
     #: An answer that takes as much longer than its SLO is not waited for.
     patience_s: float = 3.0
     #: File with a pickled list of messages: each request sends one of them, and `models` are their positions' names.
-    #: `raw` only.
     messages: str = ""
 
 
@@ -97,7 +93,7 @@ class Account:
     kernel_stamps: bool = False
     #: What kept the client from being as it should; empty if nothing did.
     remarks: list[str] = field(default_factory=list)
-    #: Which requests the client's own kernel kept at first, for its congestion window was full; of `raw` only.
+    #: Which requests the client's own kernel kept at first, for its congestion window was full.
     kept: NDArray[np.bool_] | None = None
 
     def part(self, begin_s: float, end_s: float) -> Account:

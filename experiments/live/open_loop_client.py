@@ -13,7 +13,6 @@ import functools
 import gc
 import json
 import pickle
-import queue
 import random
 import select
 import socket
@@ -23,7 +22,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -171,7 +169,7 @@ def _make_kernel_stamp() -> socket.socket:
 class _Connection:
     """One connection; requests are known by their number in the run."""
 
-    def __init__(self, client: _RawClient, address: str) -> None:
+    def __init__(self, client: _Client, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.client = client
         self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
@@ -329,7 +327,7 @@ def _block_of(payload: bytes, flags: int) -> bytes | End:
     return payload[5:] if flags & _PRIORITY else payload
 
 
-class _RawClient:
+class _Client:
     """Sends, reads and stamps; judges only when all is over."""
 
     def __init__(self, load: ClientLoad) -> None:
@@ -344,8 +342,7 @@ class _RawClient:
         largest = max(map(len, self._data))
         if largest > _FRAME_MAX:
             raise ValueError(
-                f"a request of {largest} bytes, expected one frame of at most {_FRAME_MAX}; "
-                "client grpcio sends larger ones"
+                f"a request of {largest} bytes, expected one frame of at most {_FRAME_MAX}"
             )
         self.kernel_stamps = True
         # One entry per request; arrays, because a run may have millions.
@@ -508,80 +505,6 @@ def _requests(load: ClientLoad, rng: random.Random) -> tuple[Times, Times]:
     return np.array(times_ns, np.int64), np.array(models, np.int64)
 
 
-# --- the witness ----------------------------------------------------------------------------------
-
-
-def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
-    """Ask by grpcio, from one thread; answers are stamped by the library's own thread."""
-    import grpc
-
-    rng = random.Random(load.seed)
-    times_ns, models = _requests(load, rng)
-    due_ns = times_ns.tolist()
-    messages = [request_bytes(model, load) for model in load.models]
-    sent_ns: list[int] = []
-    done_ns: list[int] = []
-    calls: list[Any] = []
-    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-    channel: Any = grpc.insecure_channel(load.address, [("grpc.enable_http_proxy", 0)])
-    with channel:
-        grpc.channel_ready_future(channel).result(timeout=10)
-        call = channel.unary_unary(_PATH)
-        begin()
-        began_ns, cpu_s = time.monotonic_ns(), time.process_time()
-
-        def ask(model: int) -> None:
-            index = len(calls)
-            sent_ns.append(time.monotonic_ns() - began_ns)
-            done_ns.append(0)
-            calls.append(call.future(messages[model]))
-
-            def done(_: object) -> None:
-                done_ns[index] = time.monotonic_ns() - began_ns
-                ended.put(None)
-
-            calls[-1].add_done_callback(done)
-
-        for at_ns, model in zip(due_ns, models, strict=True):
-            time.sleep(max(0, began_ns + at_ns - time.monotonic_ns()) / 1e9)
-            ask(model)
-        if load.concurrency:
-            with contextlib.suppress(queue.Empty):
-                while (left_s := load.seconds - (time.monotonic_ns() - began_ns) / 1e9) > 0:
-                    ended.get(timeout=left_s)
-                    due_ns.append(time.monotonic_ns() - began_ns)
-                    ask(rng.randrange(len(messages)))
-        limit_ns = (
-            began_ns + round((load.seconds + load.patience_s) * 1e9) + load.slo_ms * 1_000_000
-        )
-        ends = [_end_of_call(call, limit_ns) for call in calls]
-        cpu_us = (time.process_time() - cpu_s) * 1e6
-        now_ns = time.monotonic_ns() - began_ns
-    return Account(
-        due_ns=np.array(due_ns, np.int64),
-        sent_ns=np.array(sent_ns, np.int64),
-        done_ns=np.array([at_ns or now_ns for at_ns in done_ns], np.int64),
-        ends=ends,
-        slo_ms=load.slo_ms,
-        seconds=load.seconds,
-        cpu_us=cpu_us / max(1, len(ends)),
-    )
-
-
-def _end_of_call(call: Any, limit_ns: int) -> End:  # noqa: ANN401
-    import grpc
-
-    try:
-        call.exception(timeout=max(0.0, (limit_ns - time.monotonic_ns()) / 1e9))
-    except grpc.FutureTimeoutError:
-        return _SILENCE
-    code = call.code()
-    if code is grpc.StatusCode.OK:
-        return _OK
-    details = dict(call.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
-    return _end_of(code.value[0], details)
-
-
 # --- the process ----------------------------------------------------------------------------------
 
 
@@ -597,9 +520,7 @@ def run(load: ClientLoad, begin: Callable[[], None] = lambda: None) -> Account:
             f"rate {load.rate:g}, concurrency {load.concurrency} and schedule {load.schedule!r}, "
             "expected one of the three"
         )
-    if load.client not in ("raw", "grpcio"):
-        raise ValueError(f"client {load.client!r}, expected raw or grpcio")
-    return _RawClient(load).run(begin) if load.client == "raw" else _run_grpcio(load, begin)
+    return _Client(load).run(begin)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def account(*ends: tuple[End, float], slo_ms: int, sent_late_ms: float = 0.0) ->
 def case(part: str, *accounts: Account, multiple: float = 1.0) -> Sequence[PromiseCase]:
     return [
         PromiseCase(
-            part=part, client="raw", num_models=1, slo_ms=each.slo_ms, capacity_rps=50.0,
+            part=part, num_models=1, slo_ms=each.slo_ms, capacity_rps=50.0,
             multiple=multiple, account=each,
         )
         for each in accounts
@@ -64,17 +64,17 @@ def test_below_the_capacity_goodput_is_a_share_of_what_was_asked() -> None:
     assert more.goodput_share == pytest.approx(25 / 100)
 
 
-def test_a_flood_s_goodput_is_that_of_both_clients_and_a_pause_has_no_time_to_refusal() -> None:
+def test_a_flood_s_goodput_is_a_share_of_the_device_s_and_a_pause_has_no_time_to_refusal() -> None:
     flood = account((OK, 5), (REFUSED, 1), slo_ms=100)
     pause = account((OK, 5), (REFUSED, 3000), (OK, 3000), slo_ms=100)
-    figures = figures_of([*case("flood", flood, flood, multiple=20), *case("pause", pause)])
-    assert figures["goodput_20x_share"] == pytest.approx(2 * 50 / 100)
+    figures = figures_of([*case("flood", flood, multiple=20), *case("pause", pause)])
+    assert figures["goodput_20x_share"] == pytest.approx(50 / 100)
     assert figures["refusal_ms_p99"] == figures["flood_refusal_ms_p99"] == 1
     assert figures["pause_late_successes"] == 1
 
 
 @pytest.mark.long
-def test_a_short_run_leaves_a_row_for_each_client_of_each_case(tmp_path: Path) -> None:
+def test_a_short_run_leaves_a_row_for_each_case(tmp_path: Path) -> None:
     setting = Setting(
         multiples=(0.5,), slos_ms=(100,), concurrencies=(2,), seconds=0.5, num_models=(2,), flood_rps=200,
         flood_seconds=0.5, pause_seconds=0.5, parts=("device", "flood", "pause"),
@@ -82,9 +82,7 @@ def test_a_short_run_leaves_a_row_for_each_client_of_each_case(tmp_path: Path) -
     cases = live_promises.STUDY.produce(setting, tmp_path)
     with (tmp_path / "live_promises.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["part"], row["client"]) for row in rows] == [
-        ("device", "raw"), ("flood", "raw"), ("flood", "witness"), ("pause", "raw"),
-    ]  # fmt: skip
+    assert [row["part"] for row in rows] == ["device", "flood", "pause"]
     for row, found in zip(rows, cases, strict=True):
         assert int(row["offered"]) == found.account.num_offered > 0
         ends = ("in_time", "late_successes", "refused", "other_ends")

@@ -467,10 +467,9 @@ def test_a_reason_is_read_in_base64_and_in_plain_bytes(huffman: bool) -> None:
         assert judge(block(status, coded, huffman=huffman)) == ("refused", "DRAINING")
 
 
-@pytest.mark.parametrize("client", ["raw", "grpcio"])
 @pytest.mark.parametrize(("rate", "concurrency"), [(100, 0), (0, 4)])
-def test_both_clients_count_alike_in_a_process_of_their_own(
-    client: str, rate: int, concurrency: int
+def test_ends_of_a_server_of_grpcio_are_counted_in_a_process_of_its_own(
+    rate: int, concurrency: int
 ) -> None:
     calls = iter(range(1_000_000))
 
@@ -491,17 +490,15 @@ def test_both_clients_count_alike_in_a_process_of_their_own(
         server.add_generic_rpc_handlers((handler,))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        address, others = f"127.0.0.1:{port}", {"client": client, "connections": 2}
-        account = offer(
-            load_of(address, slo_ms=20_000, rate=rate, concurrency=concurrency, **others)
-        )
+        load = load_of(f"127.0.0.1:{port}", slo_ms=20_000, rate=rate, concurrency=concurrency)
+        account = offer(replace(load, connections=2))
         server.stop(None).wait()
     count = account.num_offered
     assert count > concurrency
     assert account.num_ok == len(range(0, count, 3))
     assert account.refusals == {"COLD": len(range(1, count, 3))}
     assert account.others == {"CANCELLED": len(range(2, count, 3))}
-    assert account.kernel_stamps == (client == "raw")
+    assert account.kernel_stamps
     assert (account.done_ns > account.sent_ns).all()
     assert (account.sent_ns >= account.due_ns).all()
 
@@ -512,18 +509,14 @@ def test_a_client_that_cannot_begin_says_so() -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("rate", "concurrency", "client"), [(0, 0, "raw"), (1, 1, "raw"), (1, 0, "x")]
-)
-def test_a_load_that_is_neither_open_nor_closed_is_refused(
-    rate: float, concurrency: int, client: str
-) -> None:
-    load = load_of("127.0.0.1:1", rate=rate, concurrency=concurrency, client=client)
+@pytest.mark.parametrize(("rate", "concurrency"), [(0, 0), (1, 1)])
+def test_a_load_that_is_neither_open_nor_closed_is_refused(rate: float, concurrency: int) -> None:
+    load = load_of("127.0.0.1:1", rate=rate, concurrency=concurrency)
     with pytest.raises(ValueError, match="expected"):
         run(load)
 
 
-def test_a_request_that_is_larger_than_a_frame_is_for_the_other_client() -> None:
+def test_a_request_that_is_larger_than_a_frame_is_refused() -> None:
     load = load_of("127.0.0.1:1", rate=1, shape=(1, 3, 224, 224))
     with pytest.raises(ValueError, match=r"a request of 602\d+ bytes, expected one frame"):
         run(load)
