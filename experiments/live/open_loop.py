@@ -62,8 +62,6 @@ class ClientLoad:
     #: Or the file of a schedule (`write_schedule`), whose models are positions in `models`.
     schedule: str = ""
     connections: int = 4
-    #: Whose the requests are; empty: of no tenant.
-    tenant: str = ""
     #: Shape of the one input, FP32, and its name.
     shape: tuple[int, ...] = (1, 784)
     input: str = "input"

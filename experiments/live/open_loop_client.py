@@ -61,8 +61,6 @@ def request_bytes(model: str, load: ClientLoad) -> bytes:
     shape = b"".join(map(_varint, load.shape))
     tensor = _field(1, load.input.encode()) + _field(2, b"FP32") + _field(3, shape)
     said = _field(4, _field(1, b"slo_ms") + _field(2, b"\x10" + _varint(load.slo_ms)))
-    if load.tenant:
-        said += _field(4, _field(1, b"tenant") + _field(2, _field(3, load.tenant.encode())))
     return _field(1, model.encode()) + said + _field(5, tensor) + _field(7, bytes(num_bytes))
 
 

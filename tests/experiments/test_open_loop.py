@@ -228,15 +228,12 @@ def test_a_schedule_is_asked_at_its_times_of_its_models(tmp_path: Path) -> None:
     path = tmp_path / "schedule.npy"
     assert write_schedule(path, Workload(models=("a", "b"), sources=(source,))) == 4
     with serving() as server:
-        load = load_of(
-            server.address, models=("a", "b"), seconds=0.1, schedule=str(path), tenant="gold"
-        )
+        load = load_of(server.address, models=("a", "b"), seconds=0.1, schedule=str(path))
         account = run(load)
     assert account.due_ns.tolist() == times_ns.tolist()
     assert account.num_ok == 4
     asked = [oip.ModelInferRequest.FromString(message[5:]) for message in server.messages]
     assert [request.model_name for request in asked] == ["b", "a", "b", "a"]
-    assert {request.parameters["tenant"].string_param for request in asked} == {"gold"}
     assert {request.parameters["slo_ms"].int64_param for request in asked} == {SLO_MS}
     wrong: dict[str, Any]
     for wrong in ({"rate": 5.0}, {"schedule": ""}):
