@@ -63,6 +63,7 @@ The life of a copy:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from itertools import count
 
 from clockwright.errors import Refusal
@@ -523,6 +524,11 @@ def own_requests(sent: SentAction) -> list[Request]:
     """Requests of an Infer that neither wait again nor run elsewhere, whether they are open or not."""
     action_id = sent.action.action_id
     return [request for request in sent.requests if request.action_id == action_id]
+
+
+def requests_run(in_flight: Iterable[SentAction]) -> list[Request]:
+    """Requests that a worker runs, as far as can be told: its oldest Infer's own."""
+    return next((own_requests(sent) for sent in in_flight if sent.requests), [])
 
 
 def loads_before(worker: WorkerState, infer: SentAction) -> list[SentAction]:

@@ -9,7 +9,7 @@ from clockwright.units import WorkerId
 from clockwright.wire.actions import Infer
 from controller.core.admission import Verdict
 from controller.core.alarms import STOOD_STILL_NS
-from controller.core.books import infers_of
+from controller.core.books import infers_of, requests_run
 from controller.core.dispatch import Dispatch
 from controller.core.estimator import EstimateTable
 from controller.core.events import (
@@ -146,9 +146,8 @@ class Membership:
 
     def _remove_worker(self, worker: WorkerState, now_ns: int) -> None:
         in_flight, touched = self._books.lose(worker, now_ns)
-        # The oldest Infer is the one that ran: it may be what ended the worker.
-        for request in next((sent.requests for sent in in_flight if sent.requests), ()):
-            request.suspect, request.ran_on_lost = request.ran_on_lost, True
+        for request in requests_run(in_flight):  # they may be what ended the worker
+            request.num_lost += 1
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, now_ns)

@@ -18,7 +18,7 @@ from controller.core.admission import (
     row_worth_of,
     way_back_of,
 )
-from controller.core.books import own_requests
+from controller.core.books import own_requests, requests_run
 from controller.core.dispatch import Dispatch
 from controller.core.events import (
     AdmissionClosed,
@@ -393,7 +393,8 @@ class Requests:
                 continue
             if refusal is Refusal.WORKER_LOST:
                 request.lost_worker = True
-            verdict = Verdict(refusal) if request.suspect else self.judge_again(request, now_ns)
+            again = request.num_lost < 2
+            verdict = self.judge_again(request, now_ns) if again else Verdict(refusal)
             if verdict.refusal is None:
                 self.wait_again(request, verdict, now_ns)
             else:
@@ -444,15 +445,18 @@ class Requests:
     def _do_without(self, worker: WorkerState, now_ns: int) -> None:
         """Queue a sick worker's requests again if another may be in time. The first answer counts."""
         models: dict[Model, None] = {}
+        trouble = worker.trouble
+        blamed = requests_run(worker.in_flight.values()) if trouble and trouble.silent else ()
         for action_id, sent in list(worker.in_flight.items()):
             model = sent.copy.model
             if not sent.requests or worker not in model.suspended:
                 continue
             for request in own_requests(sent):
-                if request.phase is DONE:
-                    continue
+                if request.phase is DONE or (request.num_lost and request in blamed):
+                    continue  # the worker may yet answer what silenced another, too
                 verdict = self.judge_again(request, now_ns)
                 if verdict.refusal is None:
+                    request.num_lost += request in blamed
                     self._books.disown(sent, request)
                     self.wait_again(request, verdict, now_ns)
                     models[model] = None

@@ -86,9 +86,8 @@ class Request:
     action_id: ActionId | None = None
     #: A worker vanished with it; it waits for another. `Requests` notes that.
     lost_worker: bool = False
-    #: A worker vanished while it ran this, as far as can be told: after the second one it is given to no other.
-    ran_on_lost: bool = False
-    suspect: bool = False
+    #: Workers that vanished or fell silent while they ran this, as far as can be told. After two it is given to no other.
+    num_lost: int = 0
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
     #: Runs that failed with it. `Results` notes that, and the next three.

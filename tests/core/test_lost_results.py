@@ -11,6 +11,7 @@ from controller.core.events import (
     ModelAdded,
     ModelRemoved,
     RequestCancelled,
+    SendAction,
     WorkerLost,
     WriteOffAction,
 )
@@ -145,17 +146,40 @@ def test_a_removed_model_is_forgotten_with_its_load_though_that_one_s_result_was
     assert ForgetModel(worker_id=GPU, model_id=A) in commands
 
 
+def three_workers() -> tuple[CoreBench, SendAction]:
+    """Three that have a model; one has a request."""
+    bench = CoreBench()
+    bench.tell(ModelAdded(model_id=A))
+    for number in range(3):
+        bench.join(WorkerId(f"w{number}"))
+        bench.ready(A, WorkerId(f"w{number}"), resident=True)
+    (sent,) = infers(bench.request(A, slo_ms=1000))
+    return bench, sent
+
+
 def test_a_request_with_which_two_workers_vanished_is_given_to_no_third() -> None:
     """What it holds may be what ends them: an integer that onnxruntime cannot divide ends its process."""
-    bench = CoreBench()
-    workers = [WorkerId(f"w{number}") for number in range(3)]
-    bench.tell(ModelAdded(model_id=A))
-    for worker in workers:
-        bench.join(worker)
-        bench.ready(A, worker, resident=True)
-    (sent,) = infers(bench.request(A, slo_ms=1000))
+    bench, sent = three_workers()
     (sent,) = infers(bench.tell(WorkerLost(worker_id=sent.worker_id)))
     commands = bench.tell(WorkerLost(worker_id=sent.worker_id))
     assert infers(commands) == []
     assert refusals(commands) == [(bench.num_requests, Refusal.WORKER_LOST)]
     assert len(infers(bench.request(A, slo_ms=1000))) == 1
+
+
+def test_a_request_with_which_two_workers_fell_silent_is_given_to_no_third() -> None:
+    """One that hangs keeps its connection, and is closed only long after its request could be answered elsewhere."""
+    bench, _ = three_workers()
+    (sent,) = bench.wait(bench.now_ns + 600 * MS)
+    assert answers(bench.done(sent.action.action_id, 1, bench.now_ms, sent.worker_id)) == [1]
+
+
+def test_a_request_with_which_one_worker_vanished_and_one_fell_silent_is_given_to_no_third() -> (
+    None
+):
+    bench, sent = three_workers()
+    (sent,) = infers(bench.tell(WorkerLost(worker_id=sent.worker_id)))
+    assert bench.wait(bench.now_ns + 500 * MS) == []
+    commands = bench.tell(WorkerLost(worker_id=sent.worker_id))
+    assert infers(commands) == []
+    assert refusals(commands) == [(1, Refusal.WORKER_LOST)]
