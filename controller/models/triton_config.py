@@ -154,9 +154,10 @@ def read_triton_config(text: str, name: str, *, is_code: bool = False) -> Triton
     )
 
 
-#: Texts and comments, which stay as they are; or the name of a field with a list directly behind it.
-_BEFORE_LIST = re.compile(
-    r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*)|([A-Za-z_]\w*+)(?=\s*\[)"""
+#: A text or a comment, which stays as it is; or a name, and the list directly behind it if there is one. What was looked
+#: at is part of what is found, so that none of it is looked at again.
+_TOKEN = re.compile(
+    r"""(?:"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n])*+'?|#[^\n]*)|([A-Za-z_]\w*+)(\s*+\[)?"""
 )
 
 
@@ -172,7 +173,7 @@ def _parse(text: str, ignored: list[str]) -> pb.ModelConfig:
         json_format.ParseDict(fields, message)
     else:
         # protobuf skips a list of messages that it does not know only behind a colon, which people leave out.
-        text = _BEFORE_LIST.sub(lambda found: found[1] or f"{found[2]}:", text)
+        text = _TOKEN.sub(lambda found: f"{found[1]}:{found[2]}" if found[2] else found[0], text)
         text_format.Parse(text, message, allow_unknown_field=True)
         ignored.extend(_unknown(text))
     return message

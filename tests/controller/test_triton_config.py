@@ -172,6 +172,9 @@ def test_batches_have_sizes_of_which_sixteen_hold_the_most_rows(
         ),
         ("{" * 3000, "config.pbtxt: "),
         ("a{" * 3000, "config.pbtxt: "),
+        # Had these been scanned again from each character, it would have taken a minute.
+        ('"' + '\\"' * 30_000, "config.pbtxt: "),
+        ("a" * 60_000, "config.pbtxt: "),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(tmp_path: Path, pbtxt: str, words: str) -> None:

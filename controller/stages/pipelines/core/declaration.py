@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Final, TypeGuard
 
 from clockwright.errors import ModelError, ModelFaults
@@ -30,7 +32,7 @@ from clockwright.errors import ModelError, ModelFaults
 STAGES_MAX: Final = 32
 TENSORS_MAX: Final = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CONDITION = re.compile(r"\s*(\S.*?)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
+_COMPARISON = re.compile("(<=|>=|==|!=|<|>)")
 _WORDS: Final = {"true": 1.0, "false": 0.0}
 
 
@@ -204,20 +206,18 @@ def _read_stage(
 
 
 def _condition(key: str, value: object) -> EndCondition:
-    found = _CONDITION.fullmatch(value) if isinstance(value, str) else None
-    constant: float | None = None
-    if found is not None:
-        try:
-            constant = _WORDS.get(found[3])
-            constant = float(found[3]) if constant is None else constant
-        except ValueError:
-            constant = None
-    if found is None or constant is None or constant != constant:
+    parts = _COMPARISON.split(value) if isinstance(value, str) else []
+    output, constant = "".join(parts[:-2]).strip(), nan
+    if output:
+        word = parts[-1].strip()
+        with suppress(ValueError):
+            constant = _WORDS[word] if word in _WORDS else float(word)
+    if isnan(constant):
         raise ModelError(
             f"{key} is {value!r}, expected one output of the stage, a comparison (<, <=, >, >=, ==, !=) and a number,"
             ' as "score < 0.5"'
         )
-    return EndCondition(found[1], found[2], constant)
+    return EndCondition(output, parts[-2], constant)
 
 
 def _source(
