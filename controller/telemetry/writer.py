@@ -178,10 +178,11 @@ def write(source: BinaryIO, files: TelemetryFiles) -> None:
         if length == _FLUSH:
             files.flush()
         else:
-            try:
-                requests, actions = _decode(source.read(_LENGTH.unpack(length)[0]))
-            except msgspec.DecodeError:
+            (num_bytes,) = _LENGTH.unpack(length)
+            data = source.read(num_bytes)
+            if len(data) < num_bytes:
                 return  # The controller was killed while it wrote.
+            requests, actions = _decode(data)
             for request in requests:
                 files.requests.add(request)
             for action in actions:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from clockwright.errors import ConfigError
@@ -189,3 +190,9 @@ def test_a_pipe_that_ends_in_the_middle_of_a_record_ends_the_writer(
     with TelemetryFiles(tmp_path) as files:
         write(io.BytesIO(data[:-cut]), files)
     assert ids(tmp_path / "requests.csv") == [1]
+
+
+def test_a_whole_record_that_is_none_of_rows_is_no_end_of_the_pipe(tmp_path: Path) -> None:
+    data = msgspec.msgpack.encode(([{"odd": 1}], []))
+    with TelemetryFiles(tmp_path) as files, pytest.raises(msgspec.ValidationError):
+        write(io.BytesIO(len(data).to_bytes(4, "little") + data), files)
