@@ -20,6 +20,7 @@ from clockwright.errors import ConfigError
 from clockwright.foreign import printable
 from clockwright.settings import Flags, parameters, spell
 from clockwright.units import NS_PER_MS, SLO_NS_MAX
+from clockwright.wire.leadership import is_address
 
 if TYPE_CHECKING:
     from clockwright.client.channel import Access
@@ -99,8 +100,7 @@ class ServerFlags(CallerFlags):
 
     def __post_init__(self) -> None:
         # gRPC would take 443 for the port, and 34463 for port 99999.
-        _, colon, port = self.server.rpartition(":")
-        if not colon or (port.isdecimal() and int(port) > 65535):
+        if not is_address(self.server):
             raise ConfigError(f"--server is {self.server!r}, expected HOST:PORT, such as {SERVER}")
 
     def operator(self) -> Operator:
@@ -203,6 +203,14 @@ def ns(milliseconds: float, flag: str) -> int:
     if not 0 < milliseconds <= most:
         raise ConfigError(f"{flag} is {milliseconds:g}, expected more than 0 and at most {most}")
     return round(milliseconds * NS_PER_MS)
+
+
+def checked_days(days: float) -> float:
+    """Check --days. Raises ConfigError if nothing can last for so long."""
+    # The comparison is false for NaN.
+    if not 0 < days < 100_000:
+        raise ConfigError(f"--days is {days:g}, expected more than 0 and less than 100000")
+    return days
 
 
 def formatter(log_format: LogFormat = LogFormat.TEXT) -> logging.Formatter:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clockwright.cli.flags import Json
+from clockwright.cli.flags import Json, checked_days
 from clockwright.cli.show import print_json
 from clockwright.errors import ConfigError
 
@@ -59,7 +59,7 @@ def add(
     if host and not is_reached:
         raise ConfigError(f"--host: a {kind} is not reached under a name; leave it out")
     hosts = [*(host or [socket.gethostname()]), *_LOOPBACK] if is_reached else []
-    made = issue(folder, Purpose(kind), name, hosts, days=_days(days), now=datetime.now(UTC))
+    made = issue(folder, Purpose(kind), name, hosts, days=checked_days(days), now=datetime.now(UTC))
     _say(folder, made)
     for line in _use(folder, made.kind, name):
         print(line)
@@ -115,20 +115,13 @@ def renew_certificates(
     from controller.access.issuing import certificates, renew
 
     now = datetime.now(UTC)
-    lasting = None if days is None else _days(days)
+    lasting = None if days is None else checked_days(days)
     # Authorities come first, so that what they sign need not end with their old certificate.
     due = names or [one.name for one in certificates(folder) if one.is_due(now)]
     for name in due:
         _say(folder, renew(folder, name, days=lasting, now=now))
     if not due:
         print("no certificate is due")
-
-
-def _days(days: float) -> float:
-    # The comparison is false for NaN.
-    if not 0 < days < 100_000:
-        raise ConfigError(f"--days is {days:g}, expected more than 0 and less than 100000")
-    return days
 
 
 def _say(folder: Path, made: Issued) -> None:

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import Json
+from clockwright.cli.flags import Json, checked_days
 from clockwright.cli.show import print_json
-from clockwright.errors import ConfigError
 from controller.access.roles import Role
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke keys of clients and workers.")
@@ -57,10 +56,8 @@ def add(
 
     expires_s = math.inf
     if days is not None:
-        # The comparison is false for NaN.
-        if not 0 < days < 100_000:
-            raise ConfigError(f"--days is {days:g}, expected more than 0 and less than 100000")
-        expires_s = math.ceil((datetime.now(UTC) + timedelta(days=days)).timestamp())
+        lasting = timedelta(days=checked_days(days))
+        expires_s = math.ceil((datetime.now(UTC) + lasting).timestamp())
     roles = read_roles(role or _ROLES_OF_CLIENTS, where="--role")
     key = add_key(file, name, roles, tenant=tenant, expires_s=expires_s, certificate=certificate)
     print(key or f"added {name}")

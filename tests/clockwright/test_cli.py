@@ -280,6 +280,7 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
         ),
         (("status", "--server", "127.0.0.1"), "'127.0.0.1', expected HOST:PORT"),
         (("status", "--server", "127.0.0.1:70000"), "'127.0.0.1:70000', expected HOST:PORT"),
+        (("status", "--server", ":8001"), "':8001', expected HOST:PORT"),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],
