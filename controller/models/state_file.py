@@ -48,6 +48,8 @@ CREATE TABLE IF NOT EXISTS quota (tenant TEXT PRIMARY KEY, record TEXT NOT NULL)
 
 # Those that are read as a whole at start. A million users' states would take seconds to check.
 _CHECKED = ("application", "upload", "model", "generation", "quota", "pin", "routing")
+#: A file system's own folder, in its outermost one.
+LOST_FOUND = "lost+found"
 
 
 class StateFile:
@@ -171,13 +173,16 @@ def _held_lock(path: Path) -> int:
 
 def _open(path: Path | None, belongings: Path | None) -> sqlite3.Connection:
     # SQLite makes a new file in place of one that was lost, and what no row names is cleared away.
-    if path is not None and belongings is not None and belongings.is_dir():
-        is_lost = not path.exists() or path.stat().st_size == 0
-        if is_lost and any(belongings.iterdir()):
-            raise ConfigError(
-                f"state {path}: the file is missing or empty, and {belongings} has files that belong to it:"
-                " restore the file, or move the folder away"
-            )
+    try:
+        if path is not None and belongings is not None and belongings.is_dir():
+            is_lost = not path.exists() or path.stat().st_size == 0
+            if is_lost and any(each.name != LOST_FOUND for each in belongings.iterdir()):
+                raise ConfigError(
+                    f"state {path}: the file is missing or empty, and {belongings} has files that belong to it:"
+                    " restore the file, or move the folder away"
+                )
+    except OSError as error:
+        raise ConfigError(f"state {path}: {error.filename}: {error.strerror}") from error
     try:
         connection = sqlite3.connect(":memory:" if path is None else path)
         try:

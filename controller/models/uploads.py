@@ -28,7 +28,7 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError, ModelError, NoRoomError, StoreError
 from controller.models.model_folder import ModelFolder
-from controller.models.state_file import StateFile, sync_path
+from controller.models.state_file import LOST_FOUND, StateFile, sync_path
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +212,7 @@ class Uploads:
             # Or a folder that was just made goes, with all that it confirms, when the machine loses its power.
             await asyncio.to_thread(sync_path, self.directory.parent)
         found = await asyncio.to_thread(lambda: {path.name for path in self.directory.iterdir()})
+        found.discard(LOST_FOUND)
         records = []
         for number, (text, num_bytes) in sorted(uploads.items()):
             if str(number) in found and number in names:

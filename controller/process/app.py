@@ -142,11 +142,9 @@ async def running(
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
         folder = config.state_dir
-        state = (
-            StateFile(None)
-            if folder is None
-            else StateFile(folder / "state.sqlite", folder / "uploads")
-        )
+        scratch = stack.enter_context(scratch_folder())
+        added = (folder or scratch) / "uploads"
+        state = StateFile(None if folder is None else folder / "state.sqlite", added)
         stack.push_async_callback(state.close)
         if folder is not None and not term.generation:
             try:
@@ -154,11 +152,8 @@ async def running(
             except StoreError as error:
                 # A full disk, perhaps. It serves all the same, and workers do not ask who was before.
                 log.warning("%s: this controller has no generation", error)
-        scratch = stack.enter_context(scratch_folder())
         asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
-        uploads = Uploads(
-            (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
-        )
+        uploads = Uploads(added, state, bytes_max=config.upload_limit_bytes)
         # Live fronts charge each answer its way to the client, and simulated ones do not.
         way_back_ns = config.scheduler.way_back_ns or WAY_BACK_NS
         scheduler = make_scheduler(replace(config.scheduler, way_back_ns=way_back_ns))

@@ -431,10 +431,20 @@ def test_a_controller_starts_on_a_full_disk_with_all_it_knows(tmp_path: Path) ->
     assert told == "[('m',)]\n"
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_or_looked_at_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file: File exists"):
         StateFile(tmp_path / "file" / "state.sqlite")
+    with pytest.raises(ConfigError, match="xx: File name too long"):
+        StateFile(tmp_path / "state.sqlite", tmp_path / ("x" * 300))
+
+
+async def test_a_fresh_volume_has_a_folder_that_stays_as_it_is(tmp_path: Path) -> None:
+    theirs = tmp_path / "state" / "uploads" / "lost+found"
+    theirs.mkdir(parents=True)
+    async with controller_of(tmp_path):
+        pass
+    assert theirs.is_dir()
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
