@@ -139,13 +139,13 @@ class Operator:
         if not paths:
             raise ConfigError(f"{folder} has no files; expected VERSION/model.onnx")
         # gRPC keeps for itself why an upload cannot go on.
-        unread: list[OSError] = []
-        upload = _upload(folder, paths, unread, name=name, replace=replace)
+        faults: list[str] = []
+        upload = _upload(folder, paths, faults, name=name, replace=replace)
         try:
             return list(self._call(self._stub.AddModel, upload, limit_s=None).models)
         except ClockwrightError:
-            for error in unread:
-                raise ConfigError(f"{error.filename}: {error.strerror}") from None
+            if faults:
+                raise ConfigError(faults[0]) from None
             raise
 
     def remove_model(self, name: str) -> None:
@@ -333,7 +333,7 @@ def _shares(name: str, shares: Mapping[str, float] | None) -> dict[str, float]:
 
 
 def _upload(
-    folder: Path, paths: Sequence[Path], unread: list[OSError], *, name: str, replace: bool
+    folder: Path, paths: Sequence[Path], faults: list[str], *, name: str, replace: bool
 ) -> Iterator[pb.AddModelRequest]:
     for path in paths:
         relative = path.relative_to(folder).as_posix()
@@ -345,6 +345,5 @@ def _upload(
                 while chunk := file.read(_CHUNK_BYTES):
                     yield pb.AddModelRequest(content=chunk)
         except OSError as error:
-            error.filename = path
-            unread.append(error)
+            faults.append(f"{path}: {error.strerror}")
             raise
