@@ -167,4 +167,8 @@ def _families() -> Iterator[MetricFamily]:
 
 
 #: All of them, by name.
-FAMILIES: Final = {family.name: family for family in _families()}
+FAMILIES: Final[dict[str, MetricFamily]] = {}
+for _family in _families():
+    assert _family.meaning, _family.name
+    assert _family.name not in FAMILIES, _family.name
+    FAMILIES[_family.name] = _family

@@ -128,16 +128,13 @@ class Tally:
         self,
         telemetry: Telemetry,
         describe: Callable[[ModelId], tuple[str, str] | None],
-        *,
-        names_max: int = NAMES_MAX,
     ) -> None:
-        """Begin to count, from the next request on; `names_max` models are counted apart.
+        """Begin to count, from the next request on.
 
         `describe` finds a model's public name and version; None: it is gone.
         """
         self._describe = describe
         self._by_model = telemetry.by_model
-        self.names_max = names_max
         #: Models that are counted apart, by name and version: the first with requests.
         self.models: dict[tuple[str, str], ModelTally] = {}
         #: All others together.
@@ -221,7 +218,7 @@ class Tally:
         model = self.models.get(described)
         if model is None:
             # A model may have this name too.
-            if described[0] == OTHER or len(self.models) >= self.names_max:
+            if described[0] == OTHER or len(self.models) >= NAMES_MAX:
                 model = self.others
             else:
                 model = ModelTally(labels_of(model=described[0], version=described[1]))
