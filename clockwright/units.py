@@ -11,6 +11,8 @@ WorkerId = NewType("WorkerId", str)
 GpuKind = NewType("GpuKind", str)
 """Workers of one kind run the same kernels equally fast; estimates are kept per kind."""
 RequestId = NewType("RequestId", int)
+NO_REQUEST = RequestId(0)
+"""The number of what was not asked, or not yet; they count from 1."""
 ActionId = NewType("ActionId", int)
 
 NS_PER_US = 1_000

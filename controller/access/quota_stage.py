@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
 from clockwright.errors import Refusal
-from clockwright.units import RequestId, format_ns
+from clockwright.units import NO_REQUEST, RequestId, format_ns
 from clockwright.wire.bulk import Buffer, total_bytes
 from controller.core.quotas import Exceeded, Quotas, TenantUse
 from controller.port import Answered, Ask, Bound, PortStage, Refused, Sink, Told
@@ -72,8 +72,8 @@ class QuotaStage(Generic[S]):
     def _refuse(self, subject: S, ask: Ask, sink: Sink, exceeded: Exceeded) -> RequestId:
         refused = over_quota(ask.tenant, exceeded)
         self._runtime.refused_at_door(ask, subject.name, refused, quota_remedy(exceeded))
-        sink.told(RequestId(0), refused, ())
-        return RequestId(0)
+        sink.told(NO_REQUEST, refused, ())
+        return NO_REQUEST
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """End a metered request, unless more of its answers follow."""

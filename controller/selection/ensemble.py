@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from clockwright.errors import BadRequestError, Refusal
-from clockwright.units import NS_PER_S, RequestId
+from clockwright.units import NO_REQUEST, NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
 from controller.models.entry import Entry, Pipeline
 from controller.port import Answered, Ask, Refused, Told
 from controller.selection.core.cache import Key, PredictionCache
 from controller.selection.members import Members
 
-_NOT_ASKED = RequestId(0)
 #: Tensor bytes per output, in the model's order.
 Outputs = tuple[bytes, ...]
 
@@ -33,7 +32,7 @@ class Flight:
     _cache: Cache | None
     key: Key | None
     #: Its number.
-    request_id: RequestId = _NOT_ASKED
+    request_id: RequestId = NO_REQUEST
     _waiting: dict[tuple[Ensemble, str], bool] = field(default_factory=dict)
     _left: list[tuple[Ensemble, str]] = field(default_factory=list)
     _is_answered: bool = False

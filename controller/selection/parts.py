@@ -13,7 +13,7 @@ from math import prod
 
 import msgspec
 
-from clockwright.units import PARTS_MAX, RequestId
+from clockwright.units import NO_REQUEST, PARTS_MAX, RequestId
 from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec, total_bytes
 from clockwright.wire.texts import skip_texts
@@ -87,7 +87,7 @@ class PartStage:
         whole = _Whole(
             sink,
             subject.outputs,
-            RequestId(0),
+            NO_REQUEST,
             [end - begin for begin, end in spans],
             [None] * len(spans),
             [],

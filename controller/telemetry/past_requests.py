@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from clockwright.units import ActionId, ModelId, RequestId
+from clockwright.units import NO_REQUEST, ActionId, ModelId, RequestId
 from controller.core.events import RefuseRequest, RequestArrived
 from controller.core.remedies import Lane, Obstacles
 from controller.port import Ask, Refused
@@ -171,7 +171,7 @@ class PastRequests:
         self._refused.append(
             RefusedRequest(
                 ask.name,
-                RequestId(0),
+                NO_REQUEST,
                 ModelId(model_name),
                 ask.tenant,
                 ask.rows,

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
 from clockwright.foreign import quote
-from clockwright.units import NS_PER_MS, RequestId
+from clockwright.units import NO_REQUEST, NS_PER_MS, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.access.quota_stage import QuotaStage, over_quota, quota_remedy
 from controller.core.events import RequestArrived
@@ -233,7 +233,7 @@ class LocalBackend:
             return None
         assert isinstance(described.subject, Entry)
         request = RequestArrived(
-            request_id=RequestId(0), model_id=described.subject.model_id, rows=rows,
+            request_id=NO_REQUEST, model_id=described.subject.model_id, rows=rows,
             arrival_ns=arrival_ns, slo_ns=slo_ns, num_bytes=num_bytes,
         )  # fmt: skip
         return request if self._runtime.is_in_vain(request) else None

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from clockwright.client.channel import Access
 from clockwright.errors import ClockwrightError, Denial, Refusal
-from clockwright.units import NS_PER_S, RequestId
+from clockwright.units import NO_REQUEST, NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.core.events import RequestArrived
 from controller.front.cells.choice import Choices
@@ -39,7 +39,6 @@ _FORGOTTEN_NS = 30 * NS_PER_S
 CELLS_MAX = 64
 # gRPC's status NOT_FOUND: there is no such model.
 _NOT_FOUND = 5
-_NOT_ASKED = RequestId(0)
 # What has to be equal for a request that was checked against one description to fit another.
 _CHECKED = ("version", "inputs", "outputs", "steps", "max_steps", "generates", "has_contexts")
 
@@ -150,7 +149,7 @@ class _Attempt(_Waiting):
     number: RequestId
     #: The controller that has it, and what that link calls it.
     cell: _Cell | None = None
-    at: RequestId = _NOT_ASKED
+    at: RequestId = NO_REQUEST
     #: No other controller gets it any more: one has, or answers were given.
     _is_last: bool = False
     #: The refusal after which another is about to get it, which describes the model first.
@@ -366,7 +365,7 @@ class CellsBackend:
             found = cell.known(name, version)
         if found is None:
             self._await(cell, sink, name, version, lambda: ask.arrival_ns + ask.slo_ns)
-            return RequestId(0)
+            return NO_REQUEST
         self._last_number += 1
         attempt = _Attempt(sink, self, described, ask, inputs, RequestId(self._last_number))
         self._open[attempt.number] = attempt

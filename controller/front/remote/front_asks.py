@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from clockwright.errors import ProtocolError, Refusal, RefusedError
-from clockwright.units import RequestId
+from clockwright.units import NO_REQUEST, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
 from clockwright.wire.frame_headers import APART
 from clockwright.wire.frame_socket import FrameSocket
@@ -62,7 +62,7 @@ class FrontAsk:
         self.ask_id = ask.ask_id
         self.over = False
         #: The number that withdraws it; 0: not asked yet.
-        self.request_id = RequestId(0)
+        self.request_id = NO_REQUEST
         self._asks = asks
         self._num_bytes = num_bytes
         self._waiting: tuple[Ask, Sequence[Buffer], AskSize] | None = None

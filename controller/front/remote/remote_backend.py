@@ -20,7 +20,7 @@ import msgspec
 
 from clockwright.client.channel import Access
 from clockwright.errors import Denial, ProtocolError, Refusal
-from clockwright.units import NS_PER_MS, RequestId
+from clockwright.units import NO_REQUEST, NS_PER_MS, RequestId
 from clockwright.wire.bulk import Buffer, total_bytes
 from clockwright.wire.frame_headers import APART
 from clockwright.wire.frame_socket import FrameSocket
@@ -56,8 +56,6 @@ _MAY_HAVE_COUNTED = (
     "the link to the controller was lost while this step of a sequence was open: it may have counted; `sequence_step` of the"
     " next answer says so; if the sequence has ended, begin it again (sequence_start)"
 )
-# A request that is not asked yet has no number.
-_NO_ID = RequestId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +313,7 @@ class RemoteBackend:
         if not self.link.joined:
             self._book.hold(sink, due_ns)
             self._is_held.set()
-            return RequestId(0)
+            return NO_REQUEST
         quotas = self._refusals.quotas
         if quotas:
             self._refusals.judge(described.servable.name, ask, self.clock())
@@ -474,14 +472,14 @@ class RemoteBackend:
                 return  # They are held until the next generation, or until they are due.
             for sink in sinks:
                 if self._book.release(sink):
-                    sink.told(_NO_ID, msgspec.structs.replace(failure), ())
+                    sink.told(NO_REQUEST, msgspec.structs.replace(failure), ())
             return
         self._descriptions.add(
             key, RemoteDescription(described.read(), described.number, described.is_held)
         )
         for sink in sinks:
             if self._book.release(sink):
-                sink.told(_NO_ID, Stale(), ())
+                sink.told(NO_REQUEST, Stale(), ())
 
     # --- tensors of workers on other hosts ----------------------------------------------------
 
@@ -571,7 +569,7 @@ class RemoteBackend:
             self._direct = None
         for sink in self._book.interrupt():
             told = Failed(_ABORTED, _MAY_HAVE_COUNTED) if sink.is_step() else Stale()
-            sink.told(_NO_ID, told, ())
+            sink.told(NO_REQUEST, told, ())
         self._is_held.set()
 
     def make_beat(self, sent_ns: int, min_delta_ns: int | None) -> frames.FrontBeat:
@@ -588,7 +586,7 @@ class RemoteBackend:
     def _resume(self) -> None:
         self._resuming = False
         for sink in self._book.resume():
-            sink.told(_NO_ID, Stale(), ())
+            sink.told(NO_REQUEST, Stale(), ())
 
     def _forget(self) -> None:
         """All descriptions may have changed."""
@@ -616,4 +614,4 @@ class RemoteBackend:
             for sink in overdue:
                 self.refused_at_door(Refusal.NO_WORKER)
                 words = "the controller could not be reached within the SLO"
-                sink.told(_NO_ID, Refused(Refusal.NO_WORKER, {}, message=words), ())
+                sink.told(NO_REQUEST, Refused(Refusal.NO_WORKER, {}, message=words), ())

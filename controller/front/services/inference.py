@@ -29,7 +29,7 @@ from clockwright.errors import (
     UnknownRegionError,
 )
 from clockwright.foreign import quote
-from clockwright.units import NS_PER_S, SLO_NS_MAX, ModelId, RequestId, format_ns
+from clockwright.units import NO_REQUEST, NS_PER_S, SLO_NS_MAX, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from clockwright.wire.bulk import Buffer
 from controller.access.caller import Caller
@@ -127,7 +127,7 @@ class ServedRequest:
         self._asked: CheckedRequest | None = None
         self._servable: Servable | None = None
         self._name = ""
-        self._request_id = RequestId(0)
+        self._request_id = NO_REQUEST
         # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
         self._shared_bytes = 0
         self._shared: Sequence[RegionSpan | None] = ()

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Final
 
 from clockwright.errors import BadRequestError, Refusal, RefusedError
-from clockwright.units import NS_PER_S, NS_PER_US, ModelId, RequestId, WorkerId
+from clockwright.units import NO_REQUEST, NS_PER_S, NS_PER_US, ModelId, RequestId, WorkerId
 from clockwright.wire.bulk import Buffer
 from controller.core.admission import way_back_of
 from controller.core.forecast import Forecast
@@ -243,7 +243,7 @@ class PipelineStage:
         stage = graph.stages[index]
         # The time of a stage begins when its inputs are there, as that of a request to a model does.
         begin_ns = self._runtime.clock() if stage.behind else ask.arrival_ns
-        asking.stages[index] = asked = _Asked(RequestId(0), begin_ns)
+        asking.stages[index] = asked = _Asked(NO_REQUEST, begin_ns)
         ahead_ns, time = planned.ahead_ns[index], asking.times[index]
         load_ns = max(asking.planned_ns + time.load_ns - begin_ns, 0) if time.load_ns else 0
         left_ns = ask.arrival_ns + ask.slo_ns - begin_ns

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.errors import ProtocolError, Refusal, RefusedError
-from clockwright.units import RequestId, format_ns
+from clockwright.units import NO_REQUEST, RequestId, format_ns
 from clockwright.wire.bulk import Buffer, total_bytes
 from clockwright.wire.tensors import TensorSpec
 from controller.models.entry import Entry
@@ -135,8 +135,8 @@ class DrivenStage(Generic[S]):
             ask,
             whole,
             sink,
-            RequestId(0),
-            RequestId(0),
+            NO_REQUEST,
+            NO_REQUEST,
             num_left=min(streaming.max_steps, plan.max_steps) - 1,
             next_ns=streaming.next_ns,
             tokens=tokens,
