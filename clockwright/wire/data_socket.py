@@ -41,8 +41,9 @@ def dial(
 ) -> socket.socket:
     """Connect to a listener by the Unix socket on its own host, if there is a path, or by TCP.
 
-    An attempt may take `limit_s`, which the socket has as its limit, too. The fingerprint is that of the listener's
-    certificate, if no authority signed it. Raises OSError if it cannot be reached, or has another certificate.
+    Without a context TCP has no TLS. An attempt may take `limit_s`, which the socket has as its limit, too. The
+    fingerprint is that of the listener's certificate, if no authority signed it. Raises OSError if it cannot be
+    reached, or has another certificate.
     """
     # On another host there is no such file, and in a container it may be hidden.
     if path and Path(path).exists():

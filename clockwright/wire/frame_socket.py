@@ -286,7 +286,7 @@ class SocketListener:
         self._lasting: set[bytes] = set()
 
     def listen(self, host: str, port: int, path: Path | None = None) -> None:
-        """Accept connections, over TCP and on a Unix socket; port 0 takes any free one.
+        """Accept connections, over TCP and, if there is a path, on a Unix socket; port 0 takes any free one.
 
         If the Unix socket cannot be made, workers of this host use TCP. Raises OSError if the port is taken, or the
         address does not belong to this host.

@@ -237,7 +237,7 @@ class DashboardViews:
     async def history(self, name: str) -> bytes:
         """Goodput and latency of each of the last seconds, as far as telemetry's rows go.
 
-        Of a model, or of all (empty).
+        Of a model, or of all if the name is empty.
         """
         runtime = self._parts.runtime
         model = self._parts.catalogue.find(name)

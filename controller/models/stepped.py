@@ -155,7 +155,8 @@ def find_state(
 ) -> tuple[tuple[StatePair, ...], tuple[Control, ...]]:
     """Find the state pairs and controls of a model: the declared ones, or if none is, the usual ones.
 
-    Raises ModelError that names all that does not fit the model.
+    `declared` and `initial`, the bytes of files, are by input. Raises ModelError that names all that does not fit the
+    model.
     """
     faults: list[str] = []
     ins = {spec.name: index for index, spec in enumerate(inputs)}

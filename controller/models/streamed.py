@@ -139,7 +139,7 @@ def find_stream(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> StreamPlan | None:
-    """Find how a model answers several times. Returns None if it answers once.
+    """Find how a model answers several times. Returns None if it answers once, as one without settings does.
 
     Raises ModelError that names all that does not fit the model.
     """

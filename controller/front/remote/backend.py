@@ -161,7 +161,7 @@ class LocalBackend:
     ) -> None:
         """Call the parts of the controller directly. A change of quotas needs a new generation of the catalogue.
 
-        The SLO is of requests that name none, to models that have none.
+        The SLO is of requests that name none, to models that have none. Without quotas no tenant has a bound.
         """
         self.clock = runtime.clock
         self._quotas = quotas if quotas is not None else Quotas()

@@ -256,8 +256,8 @@ class FrontLinks:
     ) -> None:
         """Take fronts. They and the workers map each other's memory, and connect to the same listener.
 
-        The limits bound the open requests of all fronts together; with `knows_callers` clients need credentials there,
-        too.
+        `door` bounds the open requests of all fronts together, `entrance` admits all requests of this event loop; with
+        `knows_callers` clients need credentials there, too.
         """
         self._knows_callers = knows_callers
         self.clock = backend.clock

@@ -296,7 +296,7 @@ async def serving(
 ) -> AsyncIterator[RunningPicker]:
     """Serve in the running event loop, by a directory as of `--cells`.
 
-    Raises ConfigError if a setting or the port is wrong. The SLO is of calls that state none; rows expire by the clock,
+    Raises ConfigError if a setting is wrong, or the port is taken. The SLO is of calls that state none; rows expire by the clock,
     in ns.
     """
     async with AsyncExitStack() as stack:
