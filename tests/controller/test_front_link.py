@@ -91,6 +91,27 @@ async def test_without_a_controller_a_request_is_refused_when_its_time_is_over(
         assert time.monotonic() - begun_s >= 0.3
 
 
+async def test_a_request_that_its_controller_calls_malformed_ends_the_link_three_times_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_seen = 0
+
+    def check(*_: object) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        raise ProtocolError("a front of another build")
+
+    async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+        infer = channel.unary_unary(INFER)
+        with monkeypatch.context() as patch:
+            patch.setattr(Description, "check", check)
+            with pytest.raises(grpc.aio.AioRpcError, match="was lost 3 times with") as caught:
+                await infer(request(1))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert num_seen == 3
+        assert first(await infer(request(1))) == 2
+
+
 async def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(
     tmp_path: Path,
 ) -> None:

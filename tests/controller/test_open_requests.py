@@ -32,6 +32,9 @@ class Request:
     def is_step(self) -> bool:
         return self.step
 
+    def lost(self) -> None:
+        pass
+
     def done(self) -> bool:
         return self.is_over
 
