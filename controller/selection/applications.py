@@ -35,7 +35,7 @@ from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import AnsweredQuery, FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
 from controller.selection.guarded import PolicyError
-from controller.selection.live_application import LiveApplication
+from controller.selection.live_application import LiveApplication, none_answers
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
 from controller.selection.queries import Queries, row_id
@@ -267,12 +267,17 @@ class Applications:
         return running.max_rows([self._catalogue.member(m) for m in running.application.models])
 
     def state(self, running: LiveApplication) -> ModelState:
-        """State of an application: READY when one of its models is."""
-        if self.shape(running) is None:
-            return ModelState.LOADING
-        models = [self._catalogue.member(name) for name in running.application.models]
-        ready = any(m is not None and self._catalogue.state(m) is ModelState.READY for m in models)
-        return ModelState.READY if ready else ModelState.UNAVAILABLE
+        """State of an application: READY when one of its models is, and LOADING while one of them may become so."""
+        models = filter(None, map(self._catalogue.member, running.application.models))
+        states = {self._catalogue.state(model) for model in models}
+        if ModelState.READY in states and self.shape(running) is not None:
+            return ModelState.READY
+        return ModelState.LOADING if ModelState.LOADING in states else ModelState.UNAVAILABLE
+
+    def lacks(self, running: LiveApplication) -> str:
+        """Say why an application that is not READY is not; empty: it is."""
+        ready = self.state(running) is ModelState.READY
+        return "" if ready else none_answers(self._catalogue, running)
 
     async def weights(self, running: LiveApplication, context: str) -> tuple[dict[str, float], str]:
         """Weights and remark of a context's state, or of the global one where it has none.

@@ -139,7 +139,7 @@ def _application_info(
             )
             for model in running.application.models
         ],
-        remark=remark,
+        remark="; ".join(filter(None, [applications.lacks(running), remark])),
         queries=counts.queries,
         defaults=_counts(counts.defaults),
         refusals=_counts(counts.refusals),

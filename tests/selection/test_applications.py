@@ -34,6 +34,7 @@ from controller.front.oip.statuses import ToldStatusError
 from controller.port import Ask
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
+from controller.selection.messages import application_info
 from tests.kit.asking import Reply
 from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
@@ -815,6 +816,22 @@ async def test_a_removed_model_is_left_out_and_a_returned_one_taken_back(tmp_pat
         assert (await app.ask(1)).parameters["models"] == "right"
         await app.front_end.catalogue.reload("wrong")
         assert (await app.ask(1)).parameters["models"] == "right,wrong"
+
+
+async def test_an_application_whose_models_are_all_gone_is_unavailable_and_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path) as app:
+        await app.put("right")
+        running = app.applications.all[0]
+        info = await application_info(app.applications, running, "")
+        assert (info.state, info.remark) == ("READY", "")
+        app.front_end.catalogue.remove("right")
+        info = await application_info(app.applications, running, "")
+        assert info.state == "UNAVAILABLE"
+        assert info.remark.startswith(
+            "application app: none of its models can answer: there is no model right; "
+        )
 
 
 # --- rollouts on the request path -----------------------------------------------------------------

@@ -236,12 +236,11 @@ class RepositoryService:
                 reason=self.catalogue.reason(model),
             )
         for running in self.applications.all:
-            state = self.applications.state(running)
             index.models.add(
                 name=running.application.name,
                 version=running.version,
-                state=state.value,
-                reason="" if state is ModelState.READY else "none of its models is ready",
+                state=self.applications.state(running).value,
+                reason=self.applications.lacks(running),
             )
         if request.ready:
             ready = [model for model in index.models if model.state == ModelState.READY.value]
