@@ -142,6 +142,16 @@ def up(
             "expected 1 or 0",
             param_hint="--allow-client-shm",
         )
+    ports = (
+        ("--controller-port", controller_port),
+        ("--worker-port", flags["worker_port"]),
+        ("--metrics-port", metrics.port),
+    )
+    for flag, port in ports if fronts else ():
+        if port and port in (flags["port"], rest.port):
+            raise typer.BadParameter(
+                f"found {port}, where the fronts listen, expected another port", param_hint=flag
+            )
     logs.apply()
     config = _controller_config(flags, rest, metrics, scheduler)
     local = LocalWorkers(logs)

@@ -211,6 +211,8 @@ def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
         ("up", "--workers", "0"),
         ("up", "--fronts", "-1"),
         ("up", "--fronts", "2", "--allow-client-shm"),
+        ("up", "--fronts", "1", "--port", "9", "--controller-port", "9"),
+        ("up", "--fronts", "1", "--http-port", "9", "--metrics-port", "9"),
         ("infer",),
         ("infer", "dense"),
         ("infer", "dense", "--random", "--rows", "0"),
