@@ -9,7 +9,8 @@
    A request's clock starts when it is due. It is sent when the server's windows and its limit of streams allow, and is
    given up unsent, as a client with a deadline does, when its SLO has passed by then. An answer after the SLO is `late`
    where it came to this kernel too late after the request was sent; else this client sent or read too late itself, which
-   is `client_late`. One line of JSON per pair.
+   is `client_late`. Of those `late`, it is `late_kept` if this kernel had not sent all of the request at once, as where
+   its congestion window is full: the server does not see how long it waits here. One line of JSON per pair.
 
    HTTP/2 is RFC 9113, written by hand; answers are judged by whether a message came before the end of the stream. */
 #define _GNU_SOURCE
@@ -24,7 +25,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -47,7 +50,7 @@ static void die(const char *what) {
 /* One request; of a connection they are numbered in the order of their streams. */
 typedef struct {
     ns_t due, sent;
-    char ended, message;
+    char ended, message, kept;
 } request;
 
 typedef struct {
@@ -70,7 +73,7 @@ typedef struct {
     double rate;
     int first, connections;
     ns_t next;
-    long offered, ok, late, client_late, refused, given_up, unanswered;
+    long offered, ok, late, late_kept, client_late, refused, given_up, unanswered;
     float *ok_ms, *refusal_ms;
     long ok_room, refusal_room;
 } group;
@@ -105,7 +108,7 @@ static void ended(connection *c, request *r, ns_t now, int ok) {
     if (!ok)
         note(&g->refusal_ms, &g->refusal_room, g->refused++, ms);
     else if (now - r->due > slo) {
-        if (c->came - r->sent > slo) g->late++;
+        if (c->came - r->sent > slo) g->late++, g->late_kept += r->kept;
         else g->client_late++;
     }
     else
@@ -151,6 +154,7 @@ static void drain(connection *c) {
 /* Send requests that wait, as far as socket, windows and streams allow; give up those past their SLO. */
 static void pump(connection *c, ns_t now) {
     group *g = groups + c->group;
+    int first = c->num, unsent = 0;
     if (c->fd < 0) return;
     if (c->out_end > c->out_begin) {
         if (!c->writable) return;
@@ -173,7 +177,7 @@ static void pump(connection *c, ns_t now) {
             c->capacity = c->capacity ? 2 * c->capacity : 1024;
             if (!(c->requests = realloc(c->requests, c->capacity * sizeof(request)))) die("memory");
         }
-        c->requests[c->num] = (request){due, now_ns(), 0, 0};
+        c->requests[c->num] = (request){due, now_ns()};
         c->open++;
         if (!http1) {
             uint32_t stream = 2 * c->num + 1;
@@ -190,6 +194,8 @@ static void pump(connection *c, ns_t now) {
         c->num++;
     }
     if (c->out_end > c->out_begin && c->writable) drain(c);
+    if (c->num > first && !ioctl(c->fd, SIOCOUTQNSD, &unsent) && (unsent || c->out_end > c->out_begin))
+        while (first < c->num) c->requests[first++].kept = 1;
 }
 
 static uint32_t u32(const uint8_t *p) { return (uint32_t)p[0] << 24 | p[1] << 16 | p[2] << 8 | p[3]; }
@@ -401,10 +407,10 @@ int main(int argc, char **argv) {
         group *g = groups + i;
         qsort(g->ok_ms, g->ok, sizeof(float), ascending);
         qsort(g->refusal_ms, g->refused, sizeof(float), ascending);
-        printf("{\"offered\": %ld, \"ok\": %ld, \"late\": %ld, \"client_late\": %ld, \"refused\": %ld, \"given_up\": %ld, \"unanswered\": %ld, "
+        printf("{\"offered\": %ld, \"ok\": %ld, \"late\": %ld, \"late_kept\": %ld, \"client_late\": %ld, \"refused\": %ld, \"given_up\": %ld, \"unanswered\": %ld, "
                "\"ok_ms_p50\": %.3f, \"ok_ms_p99\": %.3f, \"refusal_ms_p50\": %.3f, \"refusal_ms_p99\": %.3f, "
                "\"client_late_ms\": %.3f, \"client_cpu_s\": %.3f}\n",
-               g->offered, g->ok, g->late, g->client_late, g->refused, g->given_up, g->unanswered, percentile(g->ok_ms, g->ok, 0.5),
+               g->offered, g->ok, g->late, g->late_kept, g->client_late, g->refused, g->given_up, g->unanswered, percentile(g->ok_ms, g->ok, 0.5),
                percentile(g->ok_ms, g->ok, 0.99), percentile(g->refusal_ms, g->refused, 0.5),
                percentile(g->refusal_ms, g->refused, 0.99), worst / 1e6, cpu_s);
     }

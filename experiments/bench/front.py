@@ -8,8 +8,8 @@ highest rate at which 95 % are answered inside an SLO of 100 ms. Then requests c
 Servers: this one over 1, 8 and 64 connections; a bare sync server of grpcio, which answers everything; and mosec with a
 bound of 64, where `--mosec` names a Python that has it. `late_success` counts answers that took longer than the SLO from
 the client's send to its kernel, and `client_late` those that only took longer from when they were due to be sent until the
-client looked. In addition, 63 connections that ask for half of the
-capacity, alone and next to one that asks for twice the capacity.
+client looked. `late_kept` says of how many of the former the client's kernel kept the request at first. In addition, 63
+connections that ask for half of the capacity, alone and next to one that asks for twice the capacity.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class FrontCase:
     ok: int
     late: int
     client_late: int = 0
+    #: Answers after the SLO, which `late` counts, to requests that the client's kernel kept at first.
+    late_kept: int = 0
     refused: int
     #: Requests that the client gave up before it could send them, and those that were never answered.
     given_up: int
@@ -384,6 +386,7 @@ def figures_of(cases: Sequence[FrontCase]) -> dict[str, float]:
         "refusal_slo_share_p99": statistics.median(refusal_shares or [0.0]),
         "below_capacity_loss": max(losses),
         "late_success": sum(case.late for case in ours),
+        "late_kept": sum(case.late_kept for case in ours),
         "client_late": sum(case.client_late for case in ours),
         "requests": sum(case.offered for case in cases),
         "client_late_ms_worst": max(case.client_late_ms for case in cases),

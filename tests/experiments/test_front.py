@@ -27,12 +27,13 @@ def case(
     refusal_ms: float = 1.0,
     late: int = 0,
     client_late: int = 0,
+    late_kept: int = 0,
 ) -> FrontCase:
     return FrontCase(
         server="ours", who=who, connections=connections, slo_ms=50, multiple=multiple, repeat=repeat,
-        capacity_rps=1000.0, seconds=1.0, offered=offered, ok=ok, late=late, client_late=client_late, refused=refused,
-        given_up=0, unanswered=0, ok_ms_p50=5.0, ok_ms_p99=20.0, refusal_ms_p50=refusal_ms, refusal_ms_p99=10.0,
-        client_late_ms=0.1, client_cpu_s=0.1,
+        capacity_rps=1000.0, seconds=1.0, offered=offered, ok=ok, late=late, client_late=client_late,
+        late_kept=late_kept, refused=refused, given_up=0, unanswered=0, ok_ms_p50=5.0, ok_ms_p99=20.0,
+        refusal_ms_p50=refusal_ms, refusal_ms_p99=10.0, client_late_ms=0.1, client_cpu_s=0.1,
     )  # fmt: skip
 
 
@@ -71,6 +72,12 @@ def test_an_answer_that_the_client_itself_delayed_is_no_late_success() -> None:
     figures = figures_of([case(ok=900, late=0, client_late=7, refused=1093)])
     assert figures["late_success"] == 0
     assert figures["client_late"] == 7
+
+
+def test_late_answers_to_what_the_clients_kernel_kept_are_told_and_count() -> None:
+    figures = figures_of([case(ok=900, late=7, late_kept=5, refused=1093)])
+    assert figures["late_success"] == 7
+    assert figures["late_kept"] == 5
 
 
 def test_server_and_client_have_a_core_each(
