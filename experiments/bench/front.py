@@ -3,7 +3,8 @@
 `make bench NAME=bench-front`. The server has one core and the client another. The device takes next to no time, so that the
 server's own process is the limit. The client is `flood.c`, an open loop of Poisson arrivals that costs some microseconds
 per request; it obeys the server's windows and counts from the time at which a request is due. The capacity is the
-highest rate at which 95 % are answered inside an SLO of 100 ms. Then requests come at multiples of it.
+highest rate at which 95 % are answered inside an SLO of 100 ms. Then requests come at multiples of it. A search ends too
+low where a standstill of the host fails one of its steps, so each repeat has a search of its own, and medians count.
 
 Servers: this one over 1, 8 and 64 connections; a bare sync server of grpcio, which answers everything; and mosec with a
 bound of 64, where `--mosec` names a Python that has it. `late_success` counts answers that took longer than the SLO from
@@ -41,6 +42,8 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 SERVERS = ("ours", "grpcio", "mosec")
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _BATCH_SIZES = (1, 2, 4, 8, 16)
+# Where the first search for a capacity begins.
+_FIRST_RPS = 200.0
 # HTTP/1.1 has one request at a time on a connection.
 _MOSEC_CONNECTIONS = 512
 _MOSEC = """
@@ -96,7 +99,7 @@ class FrontCase:
     slo_ms: int
     multiple: float
     repeat: int
-    #: The highest rate with 95 % inside 100 ms, over as many connections.
+    #: The highest rate with 95 % inside 100 ms, over as many connections, as this repeat found it.
     capacity_rps: float
     seconds: float
     offered: int
@@ -172,8 +175,11 @@ class FloodedServer:
             raise RuntimeError(f"flood ended with {done.returncode}: {done.stderr[-500:]}")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def capacity_rps(self, connections: int, seconds: float) -> float:
-        """The highest rate with 95 % inside 100 ms, to 4 %: in two of three runs, since one standstill of the host fails a run."""
+    def capacity_rps(self, connections: int, seconds: float, near_rps: float) -> float:
+        """The highest rate with 95 % inside 100 ms, to 4 %: in two of three runs, since one standstill of the host fails a run.
+
+        It is sought from half of `near_rps` on.
+        """
 
         def runs_well(rate: float, seed: int) -> bool:
             (found,) = self.offer([(rate, connections)], 100, seconds, seed)
@@ -183,7 +189,7 @@ class FloodedServer:
             first, second = (runs_well(rate, round(rate) + number) for number in range(2))
             return first if first == second else runs_well(rate, round(rate) + 2)
 
-        low, high = 100.0, 200.0
+        low, high = near_rps / 2, near_rps
         while carries(high):
             low, high = high, 2 * high
         while high / low > 1.04:
@@ -301,8 +307,9 @@ def _asked(
     target: FloodedServer, connections: Sequence[int], setting: Setting
 ) -> Iterator[FrontCase]:
     for number in connections:
-        capacity_rps = target.capacity_rps(number, setting.seconds)
+        capacity_rps = _FIRST_RPS
         for repeat in range(setting.repeats):
+            capacity_rps = target.capacity_rps(number, setting.seconds, capacity_rps)
             for slo_ms in setting.slos_ms:
                 for multiple in setting.multiples:
                     seed = setting.seed + 1000 * repeat + slo_ms
@@ -313,27 +320,28 @@ def _asked(
                         multiple=multiple, repeat=repeat, capacity_rps=capacity_rps,
                         seconds=setting.seconds, **found,
                     )  # fmt: skip
-        if target.name == "ours" and number == max(connections):
-            yield from _flooded(target, capacity_rps, setting)
+            if target.name == "ours" and number == max(connections):
+                yield from _flooded(target, capacity_rps, setting, repeat)
 
 
-def _flooded(target: FloodedServer, capacity_rps: float, setting: Setting) -> Iterator[FrontCase]:
+def _flooded(
+    target: FloodedServer, capacity_rps: float, setting: Setting, repeat: int
+) -> Iterator[FrontCase]:
     """Connections that behave, alone and next to one that floods the server."""
     behaving = (0.5 * capacity_rps, setting.behaving)
-    for repeat in range(setting.repeats):
-        for slo_ms in setting.slos_ms:
-            for who, offers in (
-                (("alone",), [behaving]),
-                (("behaving", "flooding"), [behaving, (2 * capacity_rps, 1)]),
-            ):
-                seed = setting.seed + 1000 * repeat + slo_ms
-                accounts = target.offer(offers, slo_ms, setting.seconds, seed)
-                for name, (rate, number), found in zip(who, offers, accounts, strict=True):
-                    yield FrontCase(
-                        server=target.name, who=name, connections=number, slo_ms=slo_ms,
-                        multiple=rate / capacity_rps, repeat=repeat, capacity_rps=capacity_rps,
-                        seconds=setting.seconds, **found,
-                    )  # fmt: skip
+    for slo_ms in setting.slos_ms:
+        for who, offers in (
+            (("alone",), [behaving]),
+            (("behaving", "flooding"), [behaving, (2 * capacity_rps, 1)]),
+        ):
+            seed = setting.seed + 1000 * repeat + slo_ms
+            accounts = target.offer(offers, slo_ms, setting.seconds, seed)
+            for name, (rate, number), found in zip(who, offers, accounts, strict=True):
+                yield FrontCase(
+                    server=target.name, who=name, connections=number, slo_ms=slo_ms,
+                    multiple=rate / capacity_rps, repeat=repeat, capacity_rps=capacity_rps,
+                    seconds=setting.seconds, **found,
+                )  # fmt: skip
 
 
 def measure(setting: Setting) -> Iterator[FrontCase]:
@@ -363,10 +371,13 @@ def figures_of(cases: Sequence[FrontCase]) -> dict[str, float]:
         if case.who == "all":
             key = (case.server, case.connections, case.slo_ms, case.multiple)
             groups.setdefault(key, []).append(case)
-            figures[f"{case.server}_c{case.connections}_capacity_rps"] = case.capacity_rps
     worst: dict[str, float] = {}
     refusal_ms, refusal_shares, losses = [], [], [0.0]
     for (server, connections, slo_ms, multiple), found in groups.items():
+        capacities_rps = [case.capacity_rps for case in found]
+        figures[f"{server}_c{connections}_capacity_rps"] = statistics.median(capacities_rps)
+        spread = max(capacities_rps) / min(capacities_rps)
+        figures[f"{server}_c{connections}_capacity_spread"] = spread
         share = statistics.median(case.share for case in found)
         figures[f"{server}_c{connections}_slo{slo_ms}_share_x{multiple:g}"] = share
         if server != "ours":

@@ -28,10 +28,11 @@ def case(
     late: int = 0,
     client_late: int = 0,
     late_kept: int = 0,
+    capacity_rps: float = 1000.0,
 ) -> FrontCase:
     return FrontCase(
         server="ours", who=who, connections=connections, slo_ms=50, multiple=multiple, repeat=repeat,
-        capacity_rps=1000.0, seconds=1.0, offered=offered, ok=ok, late=late, client_late=client_late,
+        capacity_rps=capacity_rps, seconds=1.0, offered=offered, ok=ok, late=late, client_late=client_late,
         late_kept=late_kept, refused=refused, given_up=0, unanswered=0, ok_ms_p50=5.0, ok_ms_p99=20.0,
         refusal_ms_p50=refusal_ms, refusal_ms_p99=10.0, client_late_ms=0.1, client_cpu_s=0.1,
     )  # fmt: skip
@@ -48,6 +49,18 @@ def test_of_repeats_the_median_counts_and_of_numbers_of_connections_the_worst() 
     assert figures["refusal_slo_share_p99"] == pytest.approx(0.2)
     assert figures["below_capacity_loss"] == 0.0
     assert figures["late_success"] == 0
+
+
+def test_a_search_that_ends_too_low_changes_no_median() -> None:
+    figures = figures_of(
+        [
+            case(repeat=repeat, ok=round(0.9 * rps), capacity_rps=rps)
+            for repeat, rps in enumerate((300.0, 1000.0, 1040.0))
+        ]
+    )
+    assert figures["ours_c8_capacity_rps"] == 1000.0
+    assert figures["ours_c8_capacity_spread"] == pytest.approx(1040 / 300)
+    assert figures["slo50_share_x2"] == pytest.approx(0.9)
 
 
 def test_below_the_capacity_every_request_without_an_answer_is_a_loss() -> None:
