@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.front.http.http2 import (
+    DIRECT_BYTES_MIN,
     HEADER_BLOCK_BYTES_MAX,
     IDLE_FRAMES_MAX,
     MESSAGE_COST_BYTES,
@@ -180,9 +181,8 @@ def test_calls_like_one_that_was_refused_are_refused_with_it(opened: int) -> Non
     )
     rest = call(203, b"idle", opened=opened)
     cut = call(205, b"busy, 0205", opened=opened)
-    event, begun = connection.receive(many + rest + cut[:-1], gate=gate)
+    [event] = connection.receive(many + rest + cut[:-1], gate=gate)
     assert isinstance(event, CallReceived)
-    assert isinstance(begun, RequestBegun)
     assert event.message == b"idle"
     assert gate.judged == [b"busy, 0003", b"idle"]
     assert gate.num_alike == 99
@@ -191,9 +191,40 @@ def test_calls_like_one_that_was_refused_are_refused_with_it(opened: int) -> Non
     assert all(
         flags == END_HEADERS | END_STREAM and b"busy" in block for _, flags, _, block in ends
     )
-    # One that was cut off is a call like any other.
-    connection.receive(cut[-1:], gate=gate)
-    assert gate.num_alike == 99
+    # One that was cut off waits for its rest.
+    assert connection.receive(cut[-1:] + call(207, b"busy, 0207", opened=opened), gate=gate) == []
+    assert gate.judged[2:] == [b"busy, 0205"]
+    assert gate.num_alike == 100
+    assert [f[2] for f in sent_by(connection)] == [205, 207]
+
+
+def test_a_call_that_was_cut_off_came_when_its_beginning_did_and_needs_no_gate_for_its_rest() -> (
+    None
+):
+    connection = greeted()
+    connection.receive(call(1, b"first"))
+    second = call(3, b"second")
+    assert connection.receive(second[:-3], 17, gate=Refusing()) == []
+    assert connection.receive(second[-3:-1], 18, gate=Refusing()) == []
+    event, other = connection.receive(second[-1:] + call(5, b"third"), 19)
+    assert isinstance(event, CallReceived)
+    assert isinstance(other, CallReceived)
+    assert (event.message, event.arrival_ns, other.arrival_ns) == (b"second", 17, 19)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        frame(HEADERS, END_HEADERS, 3, headers()),
+        frame(HEADERS, END_HEADERS, 3, headers()) + frame(DATA, 0, 3, message(b"second"))[:-1],
+        call(3, bytes(DIRECT_BYTES_MIN))[:-1],
+    ],
+    ids=["headers", "more", "large"],
+)
+def test_behind_a_gate_other_calls_that_are_cut_off_begin(begun: bytes) -> None:
+    connection = greeted()
+    connection.receive(call(1, b"first"))
+    assert [type(e) for e in connection.receive(begun, gate=Refusing())] == [RequestBegun]
 
 
 @pytest.mark.parametrize(

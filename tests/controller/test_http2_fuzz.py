@@ -10,6 +10,7 @@ import pytest
 from controller.front.http.http2 import (
     MESSAGE_COST_BYTES,
     PREFACE,
+    CallHeaders,
     CallReceived,
     HalfClosed,
     Http2Connection,
@@ -33,6 +34,18 @@ def some_content(rng: random.Random) -> bytes:
     return bytes(rng.choice([0, 1, 10, 100, 20_000, 40_000, 50_000, 150_000]))
 
 
+class Open:
+    """A gate that lets every call in."""
+
+    like_bytes = 0
+
+    def judge(self, request: CallHeaders, data: bytes, begin: int, end: int) -> bool:
+        return True
+
+    def refused_alike(self, count: int) -> None:
+        raise AssertionError("none was refused")
+
+
 class Server:
     """Answers as the real one does, and keeps books of its own."""
 
@@ -47,7 +60,8 @@ class Server:
         num_direct = 0 if room is None else min(len(room), len(data))
         if room is not None:
             room[:num_direct] = data[:num_direct]
-        for event in self.connection.receive(memoryview(data)[num_direct:], num_direct=num_direct):
+        view, gate = memoryview(data)[num_direct:], self.rng.choice([None, Open()])
+        for event in self.connection.receive(view, num_direct=num_direct, gate=gate):
             stream_id = event.stream_id
             match event:
                 case CallReceived() | RequestBegun():

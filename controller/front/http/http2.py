@@ -446,10 +446,12 @@ class Http2Connection:
                 continue
             if kind == _HEADERS and flags == _END_HEADERS:
                 behind = self._known_call(data, position, stream_id, length, events)
-                if behind:
+                if behind > 0:
                     position = behind
                     self._arrival_ns = arrival_ns
                     continue
+                if behind:
+                    break
             if kind == _DATA:
                 if flags == _END_STREAM and (
                     behind := self._last_message(data, position, stream_id)
@@ -505,7 +507,8 @@ class Http2Connection:
     ) -> int:
         """Open a call whose headers were seen before; returns the position behind what was taken.
 
-        Returns 0, and does nothing, where anything about the headers is out of the ordinary.
+        Returns 0, and does nothing, where anything about the headers is out of the ordinary; -1 where there is a gate, and
+        the read cuts off a small message: with the rest of it, the call can be refused like others.
         """
         behind = position + 9 + length
         request = self._blocks.get(data[position + 9 : behind])
@@ -517,17 +520,20 @@ class Http2Connection:
             or len(self._streams) >= STREAMS_MAX
         ):
             return 0
-        self._last_stream_id = stream_id
         opened = self._opened_early(data, behind, stream_id)
         behind += 13 * bool(opened)
         end = self._whole_message(data, behind, stream_id, WINDOW_BYTES)
         judged = False
-        if end and self._gate is not None:
-            verdict = self._gate.judge(request, data, behind + 14, end)
+        if self._gate is not None:
+            if not end and _is_cut(data, behind):
+                return -1
+            verdict = bool(end) and self._gate.judge(request, data, behind + 14, end)
             if isinstance(verdict, bytes):
+                self._last_stream_id = stream_id
                 self._refuse(stream_id, verdict)
                 return self._refuse_alike(data, position, behind, end, bool(opened))
             judged = verdict
+        self._last_stream_id = stream_id
         stream = _Stream(stream_id, request, self._peer_initial_window + opened)
         self._streams[stream_id] = stream
         if not end:
@@ -1441,6 +1447,15 @@ def _length(text: bytes) -> bytes:
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     return _FRAME.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def _is_cut(data: bytes, position: int) -> bool:
+    """Whether a small frame of DATA that ends its call begins there, and is not all there."""
+    if len(data) < position + 9:
+        return False
+    word, flags, _ = _FRAME.unpack_from(data, position)
+    num_there, length = len(data) - position - 9, word >> 8
+    return not word & 0xFF and flags == _END_STREAM and num_there < length <= DIRECT_BYTES_MIN
 
 
 def _expect(right: bool, what: str, stream_id: int, payload: bytes) -> None:
