@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from clockwright.units import NS_PER_S
-from clockwright.wire.bulk import Buffer
+from clockwright.wire.bulk import Buffer, total_bytes
 from controller.access.authoriser import Certificate
 from controller.front.http.arrival_clock import ArrivalClock
 from controller.front.http.calls import is_local
@@ -249,8 +249,7 @@ class PeerSocket:
 
     def _queue(self, parts: Sequence[Buffer]) -> None:
         waiting = bool(self._unsent)
-        for part in parts:
-            self.unsent_bytes += len(part)
+        self.unsent_bytes += total_bytes(parts)
         if len(parts) > 1 and self.unsent_bytes <= _JOINED_BYTES_MAX:
             parts = [b"".join(parts)]
         if not waiting and len(parts) == 1:
