@@ -28,6 +28,7 @@ from controller.front.admission.entrance import Entrance
 from controller.front.admission.limits import AdmissionLimits
 from controller.front.http import http2_server
 from controller.front.http.http2_server import STREAM_REQUESTS_MAX, Http2Server
+from controller.front.http.peer_socket import PeerSocket
 from controller.front.services import inference
 from controller.front.services.inference import InferenceService
 from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
@@ -784,6 +785,28 @@ def test_each_call_that_comes_to_a_busy_loop_is_judged_once(
                 calls = [client.infer(question(60_000)) for _ in range(10)]
             client.wait(calls)
             assert server.do(num_judged) == num_asked
+
+
+def test_a_connection_is_left_unread_for_its_pause_while_the_loop_has_no_time_to_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(front: FrontEnd, pressed: bool) -> None:
+        assert front.server is not None
+        front.server.entrance.is_pressed = pressed
+
+    puts_off: list[PeerSocket] = []
+    monkeypatch.setattr(PeerSocket, "put_off", lambda peer: puts_off.append(peer))
+    monkeypatch.setattr(Entrance, "_end_window", lambda *_: None)
+    monkeypatch.setattr(Entrance, "pause_ns", lambda *_: 3600 * NS_PER_S)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        server.do(lambda front: press(front, True))
+        client.wait([client.infer(question())])
+        asked = client.infer(question())
+        server.until(lambda _: len(puts_off) > 0)
+        assert server.do(lambda front: front.runtime.telemetry.total.answered) == 1
+        server.do(lambda front: press(front, False))
+        assert client.wait([asked])[0].status == 0
 
 
 def test_calls_past_their_slo_are_refused_before_anything_is_made_of_them(

@@ -735,8 +735,8 @@ class _Peer:
         # Calls whose answers are ready.
         self._answers: list[_Call | _StreamedRequest | _OneOfSeveral] = []
         self._held_bytes = 0
-        # When it was read last.
-        self._read_ns = 0
+        # Until then it is left unread while the loop has no time to spare.
+        self._paused_until_ns = 0
         # What goes on when the client has taken a stream's messages.
         self._writers: dict[int, Callable[[], object]] = {}
         self._flushing = False
@@ -758,13 +758,12 @@ class _Peer:
     def _readable(self) -> None:
         server = self.server
         server.turns.used()
-        now_ns = server.clock()
-        entrance = server.entrance
-        since_ns = now_ns - self._read_ns
-        if entrance.is_pressed and since_ns < entrance.pause_ns(self, server.longest_pause_ns):
-            self._socket.put_off()
-            return  # More comes in together, at less cost for each.
-        self._read_ns = now_ns
+        now_ns, entrance = server.clock(), server.entrance
+        if entrance.is_pressed:
+            if now_ns < self._paused_until_ns:
+                self._socket.put_off()
+                return  # More comes in together, at less cost for each.
+            self._paused_until_ns = now_ns + entrance.pause_ns(self, server.longest_pause_ns)
         reads = 0
         while self._read() and reads < _READS_PER_TURN:
             reads += 1
