@@ -227,22 +227,20 @@ class ControllerLink(Generic[M]):
         """Wait for steps that still run although their results are not wanted any more.
 
         Whatever a controller would send meanwhile would wait behind them and be lost, time after time. A device that
-        computes here can end a run, which may be one that never ends by itself, or has a time limit itself, and is
-        waited for until its worker leaves. For others the limit is a count of looks, not of time: a pause of this process
-        is no proof that they hang. Raises DeviceGoneError if a step does not end.
+        computes here can end a run, which may be one that never ends by itself, or has a time limit itself. A run that
+        begins just now may not see that it is to end, so it is told again. For others the limit is a count of looks, not
+        of time: a pause of this process is no proof that they hang. Raises DeviceGoneError if a step does not end.
         """
         may_hang = isinstance(self._device, QueueingDevice)
         looks = 0
         while self._lanes.is_running:
             self._device.end_exec()
-            if self._leaving.is_set() and not may_hang:
-                return
             if may_hang and looks >= _STEP_LIMIT_S / _STEP_LOOK_S:
                 self._hangs = True
                 raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
             if looks == _STEPS_TOLD:
                 logger.warning(
-                    "an action of the previous connection still runs: joining again when it has ended"
+                    "an action of the previous connection still runs: going on when it has ended"
                 )
             looks += 1
             await asyncio.sleep(_STEP_LOOK_S)

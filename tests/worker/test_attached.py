@@ -746,8 +746,9 @@ def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None
     play(tmp_path, first, second, make=lambda config, _: a_modelled(Slow, config.cache_dir, "0us"))
 
 
+@pytest.mark.parametrize("told_to_leave", [False, True])
 def test_a_run_that_would_never_end_is_ended_with_its_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told_to_leave: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
@@ -758,14 +759,21 @@ def test_a_run_that_would_never_end_is_ended_with_its_stream(
                 b = Add (a, a)
             }>
         }""")
-    begun = threading.Event()
-    run_exec = CpuDevice.run_exec
+    begun, ended = threading.Event(), threading.Event()
+    run_exec, end_exec = CpuDevice.run_exec, CpuDevice.end_exec
 
     def begin(device: CpuDevice, step: Step[CpuModel]) -> None:
         begun.set()
+        # It begins just after it was ended for the first time.
+        assert ended.wait(LIMIT_S)
         run_exec(device, step)
 
+    def end(device: CpuDevice) -> None:
+        end_exec(device)
+        ended.set()
+
     monkeypatch.setattr(CpuDevice, "run_exec", begin)
+    monkeypatch.setattr(CpuDevice, "end_exec", end)
 
     def repeat(times: int) -> tuple[bytes, bytes]:
         return np.ones(1, np.float32).tobytes(), np.array(times).tobytes()
@@ -776,6 +784,10 @@ def test_a_run_that_would_never_end_is_ended_with_its_stream(
         await stream.act(load(1, "repeated"))
         stream.order(infer(2, "repeated"), *repeat(10**15))
         await asyncio.to_thread(until, begun.is_set, what="the run has begun")
+        if told_to_leave:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stream.expect("drain")
+            await drain(stream)
 
     async def second(stream: Stream) -> None:
         await stream.welcome()
@@ -786,7 +798,22 @@ def test_a_run_that_would_never_end_is_ended_with_its_stream(
         assert (result.error, y) == (ActionError.NONE, np.full(1, 8, np.float32).tobytes())
         await drain(stream)
 
-    play(tmp_path, first, second, device="cpu")
+    async def scenario() -> None:
+        controller = ScriptedController(*(first, second)[: 1 if told_to_leave else 2])
+        async with listening(controller) as address:
+            config = WorkerConfig(
+                controller=address,
+                device="cpu",
+                num_pages=2,
+                io_bytes=8 << 20,
+                cache_dir=tmp_path / "cache",
+                drain_limit_s=LIMIT_S,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                await process._run(config)
+        assert not controller.failures, controller.failures
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
