@@ -40,6 +40,24 @@ def answer_of(model: ServedModel, outputs: Sequence[Any]) -> Answer:
     return found
 
 
+def batch_of(
+    model: ServedModel, requests: Sequence[Mapping[str, Array]]
+) -> tuple[list[bytes], tuple[int, ...], int]:
+    """The payload of a batch, its rows of work by request, and its size."""
+    vary = model.inputs[0].vary
+    assert vary is not None
+    payload, rows = [], []
+    for request in requests:
+        rows.append(vary.work(*request["input_ids"].shape))
+        for spec, array in zip(model.inputs, request.values(), strict=True):
+            payload.append(spec.header(array.shape, array.nbytes) + array.tobytes())
+    return payload, tuple(rows), min(size for size in model.exec_ns if size >= sum(rows))
+
+
+def answers_of(model: ServedModel, outputs: Sequence[Any]) -> list[Answer]:
+    return [answer_of(model, outputs[at : at + 2]) for at in range(0, len(outputs), 2)]
+
+
 class Asking:
     """Batches of encoders' requests on lanes that run."""
 
@@ -50,20 +68,9 @@ class Asking:
         self.model = model
 
     def answers(self, requests: Sequence[Mapping[str, Array]]) -> list[Answer]:
-        vary = self.model.inputs[0].vary
-        assert vary is not None
-        payload, rows = [], []
-        for request in requests:
-            ids = request["input_ids"]
-            rows.append(vary.work(*ids.shape))
-            for spec, array in zip(self.model.inputs, request.values(), strict=True):
-                payload.append(spec.header(array.shape, array.nbytes) + array.tobytes())
-        batch_size = min(size for size in self.model.exec_ns if size >= sum(rows))
-        infer = self._lanes.infer(
-            self.model.model_id, *payload, rows=tuple(rows), batch_size=batch_size
-        )
-        outputs = self._lanes.ok(infer)
-        return [answer_of(self.model, outputs[at : at + 2]) for at in range(0, len(outputs), 2)]
+        payload, rows, batch_size = batch_of(self.model, requests)
+        infer = self._lanes.infer(self.model.model_id, *payload, rows=rows, batch_size=batch_size)
+        return answers_of(self.model, self._lanes.ok(infer))
 
 
 def assert_right(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -22,19 +23,29 @@ from clockwright.wire.actions import Infer
 from experiments.bench.open_models import build, encoder
 from experiments.live.local_server import LocalServer
 from tests.kit.engine_contest import OnnxruntimeAccelerator
-from tests.kit.open_requests import Array, Asking, alone, assert_right, tokens
+from tests.kit.open_requests import (
+    Array,
+    Asking,
+    alone,
+    answers_of,
+    assert_right,
+    batch_of,
+    tokens,
+)
 from tests.kit.running_lanes import running
-from tests.kit.torch_devices import GrowingAccelerator, torch_device
+from tests.kit.torch_devices import DeferredAccelerator, GrowingAccelerator, torch_device
 from tests.kit.worker_models import LIMITS, offer, prepared
 from worker.compiling.open_sizes import taking
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import HostAccelerator
-from worker.devices.gpu import TorchModel
+from worker.devices.device import Launched
+from worker.devices.gpu import TorchDevice, TorchModel
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
 from worker.models.forms import FormTimes, forms_of, row_counts
 from worker.models.model_files import Limits, OpenSizes
 from worker.models.precision import Precision
+from worker.models.served_model import Offer
 
 POSITIONS = 20
 ROOM = replace(LIMITS, io_bytes=2 << 20)
@@ -148,6 +159,14 @@ def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.devices.kernels._PROFILE_RUNS", 2)
 
 
+def offers(cache_dir: Path) -> list[Offer]:
+    files = FileStore(cache_dir)
+    return [
+        offer(files, f"m{index}", model.SerializeToString(), (1, 2, 4))
+        for index, model in enumerate(ENCODERS)
+    ]
+
+
 def prepare(
     cache_dir: Path,
     content: bytes,
@@ -165,17 +184,47 @@ def prepare(
     return model
 
 
+def infer_step(
+    model: TorchModel,
+    rows: tuple[int, ...] = (1,),
+    batch_size: int = 1,
+    *,
+    pages: tuple[int, ...] = (),
+    io_offset: int = 0,
+) -> Step[TorchModel]:
+    action = Infer(
+        action_id=ActionId(1),
+        model_id=model.model_id,
+        earliest_ns=0,
+        latest_ns=1,
+        expected_duration_ns=1,
+        batch_size=batch_size,
+        rows=rows,
+    )
+    return Step(Lane.INPUT, action, model, pages, io_offset)
+
+
+def bring_in(
+    device: TorchDevice,
+    model: TorchModel,
+    requests: Sequence[Mapping[str, Array]],
+    *,
+    page: int = 0,
+    io_offset: int = 0,
+) -> Step[TorchModel]:
+    """Run the INPUT of a batch of encoders' requests."""
+    payload, rows, batch_size = batch_of(model, requests)
+    step = infer_step(model, rows, batch_size, pages=(page,), io_offset=io_offset)
+    device.run_input(step, payload)
+    return step
+
+
 @pytest.mark.seeds(1)
 def test_requests_of_unlike_lengths_share_batches_and_have_the_answers_of_onnxruntime(
     seed: int, cache_dir: Path
 ) -> None:
-    files = FileStore(cache_dir)
-    offers = [
-        offer(files, f"m{index}", model.SerializeToString(), (1, 2, 4))
-        for index, model in enumerate(ENCODERS)
-    ]
     device = torch_device(cache_dir, limits=ROOM)
-    models = prepared(device, *offers)
+    models = prepared(device, *offers(cache_dir))
     forms = list(models[0].forms.times.exec_ns)
     assert forms == [1, 2, 3, 4, 6, 8, 12, 16, 20]
     # Both have the same kernels, and weights of their own.
@@ -201,13 +250,45 @@ def test_requests_of_unlike_lengths_share_batches_and_have_the_answers_of_onnxru
     assert not device._batches
 
 
+@pytest.mark.seeds(1)
+def test_batches_that_are_with_the_device_together_have_their_own_answers(
+    seed: int, cache_dir: Path
+) -> None:
+    random = np.random.default_rng(seed)
+    device = torch_device(cache_dir, DeferredAccelerator(seed), limits=ROOM)
+    models = prepared(device, *offers(cache_dir))
+    for page, model in enumerate(models):
+        device.run_load(infer_step(model, pages=(page,)))
+    before: tuple[Step[TorchModel], Launched, list[list[Array]]] | None = None
+    for turn in range(10):
+        which = int(random.integers(2))
+        requests = [
+            tokens(random, 1, int(length)) for length in random.integers(1, POSITIONS + 1, 3)
+        ]
+        io_offset = turn % 2 * max(models[0].io_bytes.values())
+        step = bring_in(device, models[which], requests, page=which, io_offset=io_offset)
+        launched = device.launch_exec(step)
+        if before is not None:
+            device.finish_exec(*before[:2])
+            assert_right(answers_of(models[0], device.run_output(before[0])), before[2])
+        before = step, launched, [alone(ENCODERS[which], request) for request in requests]
+
+
+def test_a_batch_that_was_dropped_keeps_no_kernel(cache_dir: Path) -> None:
+    device = torch_device(cache_dir, limits=ROOM)
+    models = prepared(device, offers(cache_dir)[0])
+    bring_in(device, models[0], [tokens(np.random.default_rng(0), 1, 5)])
+    assert len(device._kernels)
+    models.clear()
+    gc.collect()
+    assert not len(device._kernels)
+
+
 def test_a_request_that_cannot_be_padded_is_answered_in_its_own_form_or_fails_alone(
     cache_dir: Path,
 ) -> None:
     device = torch_device(cache_dir, limits=ROOM)
-    (model,) = prepared(
-        device, offer(FileStore(cache_dir), "m", ENCODERS[0].SerializeToString(), (1, 2, 4))
-    )
+    (model,) = prepared(device, offers(cache_dir)[0])
     random = np.random.default_rng(0)
     requests = [tokens(random, 1, length) for length in (7, 7, 8, 20)]
     for request in requests[1:3]:
@@ -318,18 +399,10 @@ def test_padded_batches_always_have_room_in_their_slot(cache_dir: Path) -> None:
             rows.append(vary.work(*shape))
             x = np.ones(shape, np.float32)
             payload.append(model.inputs[0].header(shape, x.nbytes) + x.tobytes())
-        action = Infer(
-            action_id=ActionId(1),
-            model_id=model.model_id,
-            earliest_ns=0,
-            latest_ns=1,
-            expected_duration_ns=1,
-            batch_size=batch_size,
-            rows=tuple(rows),
-        )
         # It says if there is no room.
-        batch = model.forms.write(pool, Step(Lane.INPUT, action, model, (), 0), payload)
-        fullest = max(fullest, batch.outputs.stop / model.io_bytes[batch_size] if rows else 0)
+        batch = model.forms.write(pool, infer_step(model, tuple(rows), batch_size), payload)
+        end = max((place.stop for place in batch.outputs), default=0)
+        fullest = max(fullest, end / model.io_bytes[batch_size])
     assert 0.2 < fullest < 1
 
 

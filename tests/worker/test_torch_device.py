@@ -39,7 +39,12 @@ from tests.kit.engine_contest import OnnxruntimeAccelerator, forget_trials, time
 from tests.kit.nvml import driver, told_by
 from tests.kit.processes import PATIENCE_S, until, write_models
 from tests.kit.running_lanes import load_run_and_evict_at_random, running
-from tests.kit.torch_devices import HOST_BYTES, GrowingAccelerator, torch_device
+from tests.kit.torch_devices import (
+    HOST_BYTES,
+    DeferredAccelerator,
+    GrowingAccelerator,
+    torch_device,
+)
 from tests.kit.worker_models import (
     LIMITS,
     NARROW,
@@ -470,69 +475,6 @@ def test_an_engine_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> 
 
 
 # --- order ------------------------------------------------------------------------------------------
-
-
-class DeferredEvent(HostEvent):
-    """Done when as many recordings have been reached as were asked for; its time counts pieces of work."""
-
-    def __init__(self, owner: DeferredAccelerator) -> None:
-        super().__init__()
-        self.owner = owner
-        self.asked = 0
-        self.reached = 0
-
-    def synchronize(self) -> None:
-        self.owner.advance_until(self.is_done)
-
-    def is_done(self) -> bool:
-        return self.reached >= self.asked
-
-
-class DeferredStream(HostStream):
-    """Puts work off; `DeferredAccelerator` says when."""
-
-    def __init__(self) -> None:
-        self.queue: deque[Callable[[], object]] = deque()
-
-    def run(self, work: Callable[[], object]) -> None:
-        self.queue.append(work)
-
-    def record(self, event: Event) -> None:
-        assert isinstance(event, DeferredEvent)
-        event.asked += 1
-        number = event.asked
-
-        def reach() -> None:
-            event.reached = max(event.reached, number)
-            event.time_ns = event.owner.time_ns
-
-        self.queue.append(reach)
-
-
-class DeferredAccelerator(HostAccelerator):
-    """Does work only when somebody waits, in any order that streams allow."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._rng = random.Random(seed)
-        self._streams: list[DeferredStream] = []
-        #: The device's clock, and how long it takes for each piece of work.
-        self.time_ns, self.piece_ns = 0, 1
-
-    def stream(self, *, urgent: bool = False) -> Stream:
-        self._streams.append(DeferredStream())
-        return self._streams[-1]
-
-    def event(self, *, patient: bool = False) -> Event:
-        return DeferredEvent(self)
-
-    def advance_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            able = [each for each in self._streams if each.queue]
-            work = self._rng.choice(able).queue.popleft()
-            self.time_ns += self.piece_ns
-            with torch.inference_mode():
-                work()
 
 
 def load_step(model: TorchModel, pages: tuple[int, ...]) -> Step[TorchModel]:

@@ -24,6 +24,7 @@ from worker.devices.sized_io import Bytes, sized_tensors
 from worker.engines.open_kernel import cut_rows, may_pad, symbol_sizes
 from worker.models.forms import FormRun, FormTimes
 from worker.models.model_files import CompiledModel
+from worker.models.served_model import IoLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Part:
     """One run, and the part of the slot that is its."""
 
     run: FormRun
-    kernel: CapturedKernel
+    #: Its kernel's.
+    layout: IoLayout
     #: Where it begins in the pool.
     offset: int
     #: The requests in it, each with its first row there, and those of its rows that are.
@@ -40,7 +42,7 @@ class Part:
 
 @dataclass(slots=True)
 class FormBatch:
-    """A batch in its slot."""
+    """A batch in its slot. It may stay when the batch was dropped, so it holds neither tensors nor kernels."""
 
     parts: list[Part] = field(default_factory=list)
     #: By request, why it failed.
@@ -49,26 +51,17 @@ class FormBatch:
     sizes: list[int] = field(default_factory=list)
 
     @property
-    def kernels(self) -> list[tuple[CapturedKernel, int]]:
-        """Those to run, each with where its part begins."""
-        return [(part.kernel, part.offset) for part in self.parts]
-
-    @property
-    def inputs(self) -> slice:
+    def inputs(self) -> list[slice]:
         """What the device needs of the pool before it runs."""
-        if not self.parts:
-            return slice(0)
-        first, last = self.parts[0], self.parts[-1]
-        return slice(first.offset, last.offset + last.kernel.layout.outputs_begin)
+        return [slice(at.offset, at.offset + at.layout.outputs_begin) for at in self.parts]
 
     @property
-    def outputs(self) -> slice:
+    def outputs(self) -> list[slice]:
         """What the device has changed of the pool when it has run."""
-        if not self.parts:
-            return slice(0)
-        first, last = self.parts[0], self.parts[-1]
-        begin = first.offset + first.kernel.layout.outputs_begin
-        return slice(begin, last.offset + last.kernel.layout.num_bytes)
+        return [
+            slice(at.offset + at.layout.outputs_begin, at.offset + at.layout.num_bytes)
+            for at in self.parts
+        ]
 
 
 class FormKernels:
@@ -109,6 +102,10 @@ class FormKernels:
         self.exec_ns = self.times.estimates(compiled.open.unit, batch_sizes)
         #: The highest clock that any of them was measured at.
         self.clock_mhz = max(kernel.clock_mhz for kernel in every)
+
+    def kernels_of(self, batch: FormBatch) -> list[tuple[CapturedKernel, int]]:
+        """Those to run, each with where its part begins."""
+        return [(self._kernels[part.run.form][part.run.rows], part.offset) for part in batch.parts]
 
     def write(self, pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> FormBatch:
         """Copy a batch's inputs, per request and per input, into its slot, as the kernels take them."""
@@ -165,7 +162,7 @@ class FormKernels:
         outputs = self._compiled.outputs
         pieces: list[list[list[Array]]] = [[[] for _ in outputs] for _ in batch.sizes]
         for part in batch.parts:
-            offsets = part.kernel.layout.output_offsets
+            offsets = part.layout.output_offsets
             for index, (tensor, at) in enumerate(
                 zip(self._at[part.run.form].outputs, offsets, strict=True)
             ):
@@ -217,13 +214,13 @@ class FormKernels:
                 low, high = max(start, run.begin), min(stop, run.end)
                 if low < high:
                     pieces.append((index, low - run.begin, slice(low - start, high - start)))
-            kernel = self._kernels[run.form][run.rows]
-            batch.parts.append(Part(run, kernel, begin, pieces))
-            begin += kernel.layout.num_bytes
+            layout = self._kernels[run.form][run.rows].layout
+            batch.parts.append(Part(run, layout, begin, pieces))
+            begin += layout.num_bytes
         return begin
 
     def _fill(self, pool: Bytes, part: Part, requests: Sequence[Sequence[Array]]) -> None:
-        layout = part.kernel.layout
+        layout = part.layout
         pool[part.offset : part.offset + layout.outputs_begin] = 0
         for index, (tensor, at) in enumerate(
             zip(self._at[part.run.form].inputs, layout.input_offsets, strict=True)

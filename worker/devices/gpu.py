@@ -75,10 +75,11 @@ class _Copies:
         self.begin = accelerator.event(patient=patient)
         self.end = accelerator.event(patient=patient)
 
-    def copy(self, target: Tensor, source: Tensor) -> int:
-        """Copy and wait for the end. Returns how long the device was busy, in ns."""
+    def copy(self, target: Tensor, source: Tensor, places: Sequence[slice] = (slice(None),)) -> int:
+        """Copy some places and wait for the end. Returns how long the device was busy, in ns."""
         self.stream.record(self.begin)
-        self.stream.run(partial(target.copy_, source, non_blocking=True))
+        for place in places:
+            self.stream.run(partial(target[place].copy_, source[place], non_blocking=True))
         self.stream.record(self.end)
         self.end.synchronize()
         return self.end.ns_since(self.begin)
@@ -217,7 +218,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             place=place,
             workspace_bytes=workspace_limit(accelerator, workspace_bytes),
         )
-        #: Those of models with an open dimension, by the offset of their IO slot.
+        #: Those of models with an open dimension, by the offset of their IO slot; the next takes a dropped one's place.
         self._batches: dict[int, FormBatch] = {}
         self._page_copy_ns = self._measure_page_copy()
 
@@ -336,12 +337,12 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         if forms is None:
             layout = step.model.layouts[step.action.batch_size]
             write_inputs(pool, step, payload)
-            slot = slice(step.io_offset, step.io_offset + layout.outputs_begin)
+            places = [slice(step.io_offset, step.io_offset + layout.outputs_begin)]
         else:
             batch = self._batches[step.io_offset] = forms.write(pool, step, payload)
-            slot = batch.inputs
+            places = batch.inputs
         with self._loss.guard():
-            step.duration_ns = self._input.copy(memory.io[slot], memory.io_in[slot])
+            step.duration_ns = self._input.copy(memory.io, memory.io_in, places)
 
     @override
     def run_exec(self, step: Step[TorchModel]) -> None:
@@ -352,7 +353,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         assert isinstance(step.action, Infer)
         model = step.model
         if model.forms is not None:
-            kernels = self._batches[step.io_offset].kernels
+            kernels = model.forms.kernels_of(self._batches[step.io_offset])
             with self._loss.guard():
                 return self.execs.launch_row(kernels, model.weights, step.pages)
         kernel = model.kernels[step.action.batch_size]
@@ -379,12 +380,13 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         memory, pool, forms = self._memory, self._memory.io_out.numpy(), step.model.forms
         if forms is None:
             layout = step.model.layouts[step.action.batch_size]
-            slot = slice(step.io_offset + layout.outputs_begin, step.io_offset + layout.num_bytes)
+            begin = step.io_offset
+            places = [slice(begin + layout.outputs_begin, begin + layout.num_bytes)]
         else:
             batch = self._batches.pop(step.io_offset)
-            slot = batch.outputs
+            places = batch.outputs
         with self._loss.guard():
-            step.duration_ns = self._output.copy(memory.io_out[slot], memory.io[slot])
+            step.duration_ns = self._output.copy(memory.io_out, memory.io, places)
         return (
             read_outputs(pool, step, room) if forms is None else forms.read(pool, step, batch, room)
         )
