@@ -274,6 +274,25 @@ def test_batches_that_are_with_the_device_together_have_their_own_answers(
         before = step, launched, [alone(ENCODERS[which], request) for request in requests]
 
 
+def test_a_batch_that_fails_between_its_runs_leaves_none_under_way(cache_dir: Path) -> None:
+    device = torch_device(cache_dir, DeferredAccelerator(0), limits=ROOM)
+    (model,) = prepared(device, offers(cache_dir)[0])
+    device.run_load(infer_step(model, pages=(0,)))
+    requests = [tokens(np.random.default_rng(0), 1, length) for length in (8, 20)]
+    # One that cannot be padded has a run of its own.
+    requests[0]["attention_mask"][:] = 0
+    step = bring_in(device, model, requests)
+    (_, (last, _)) = model.forms.kernels_of(device._batches[0])
+    work, last.work = last.work, None
+    with pytest.raises(AttributeError):
+        device.launch_exec(step)
+    assert not device.execs._under_way
+    last.work = work
+    device.run_exec(step)
+    wanted = [alone(ENCODERS[0], request) for request in requests]
+    assert_right(answers_of(model, device.run_output(step)), wanted)
+
+
 def test_a_batch_that_was_dropped_keeps_no_kernel(cache_dir: Path) -> None:
     device = torch_device(cache_dir, limits=ROOM)
     models = prepared(device, offers(cache_dir)[0])

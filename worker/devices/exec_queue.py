@@ -155,14 +155,16 @@ class ExecQueue:
         pages: Sequence[int],
     ) -> LaunchRow:
         """Hand over an EXEC of several kernels, each with where its part of the IO slot begins. The first gathers."""
-        with self._lock:
-            # Should one fail, those before it stay under way, and a LOAD to their pages waits for them.
-            return LaunchRow(
-                [
-                    (kernel, self._launch(kernel, weights, pages, offset))
-                    for kernel, offset in kernels
-                ]
-            )
+        row = LaunchRow([])
+        try:
+            with self._lock:
+                for kernel, offset in kernels:
+                    row.parts.append((kernel, self._launch(kernel, weights, pages, offset)))
+        except Exception:
+            # Those before it still write to a slot that is another's from now on.
+            self.finish_row(row)
+            raise
+        return row
 
     def finish_row(self, row: LaunchRow) -> tuple[int, int]:
         """Wait for the end of an EXEC of several kernels; returns what `finish` does."""
