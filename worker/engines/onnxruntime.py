@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,12 +314,17 @@ def plain_words(error: Exception) -> str:
 
 def release_memory() -> None:
     """Give back the memory that runs on the processor left behind. All sessions share it, and keep it otherwise."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    _empty_session().run(None, {"x": np.array(True)}, options)
+
+
+@functools.cache
+def _empty_session() -> ort.InferenceSession:
     graph = onnx.parser.parse_graph("release (bool x) => (bool y) { y = Not(x) }")
     opset = onnx.helper.make_opsetid("", 17)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    open_session(model.SerializeToString()).run(None, {"x": np.array(True)}, options)
+    return open_session(model.SerializeToString())
 
 
 def _copy_of(address: int, num_bytes: int) -> Bytes:

@@ -23,7 +23,8 @@ from worker.engines.onnxruntime import (
 from worker.models.groups import RunGroup, group_requests, run_or_each
 from worker.models.model_files import BoundTensor, CompiledModel, OpenSizes
 
-# Values may ask for an answer of gigabytes. After one of more bytes than a batch has room for, as a rule, memory is given back.
+# Values may ask for an answer of gigabytes. After one of more bytes than a batch has room for, as a rule, or of a run that
+# failed, memory is given back.
 # After each run that would cost 5 % of the smallest models' runs, and half of one that answers 80 MB.
 _KEPT_BYTES_MAX = 256 << 20
 
@@ -162,20 +163,26 @@ class OpenKernel:
         # The shapes of outputs are the model's to say, so their memory is onnxruntime's.
         for tensor in self._outputs:
             binding.bind_output(tensor.graph_name, "cpu")
+        num_bytes = _KEPT_BYTES_MAX + 1  # What a run that fails took is not known.
         try:
             self._session.run_with_iobinding(binding, self._options)
+            found = [
+                _copied(tensor.spec, value)
+                for tensor, value in zip(self._outputs, binding.get_outputs(), strict=True)
+            ]
+            num_bytes = sum(array.nbytes for array in found)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise ModelError(plain_words(error)) from None
-        found, num_bytes, values = [], 0, list(binding.get_outputs())
-        for tensor, value in zip(self._outputs, values, strict=True):
-            raw = ctypes.string_at(value.data_ptr(), int(value.tensor_size_in_bytes()))
-            found.append(array_of(tensor.spec.datatype, raw, value.shape()))
-            num_bytes += len(raw)
-        binding.clear_binding_outputs()
-        if num_bytes > _KEPT_BYTES_MAX:
-            del value, values
-            release_memory()
+        finally:
+            binding.clear_binding_outputs()
+            if num_bytes > _KEPT_BYTES_MAX:
+                release_memory()
         return found
+
+
+def _copied(spec: TensorSpec, value: ort.OrtValue) -> Array:
+    raw = ctypes.string_at(value.data_ptr(), int(value.tensor_size_in_bytes()))
+    return array_of(spec.datatype, raw, value.shape())
 
 
 def may_pad(inputs: Sequence[BoundTensor], sizes: OpenSizes, arrays: Sequence[Array]) -> bool:
