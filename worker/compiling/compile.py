@@ -90,7 +90,7 @@ from worker.models.model_files import (
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 11
+COMPILE_FORMAT = 12
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
@@ -352,7 +352,7 @@ def _compile(
             )
             sizes = dict(zip(symbols, search.find(), strict=True))
             sizes |= {name: sum_of(parts, sizes) for name, parts in sums_of(opened).items()}
-            taken, found_sizes = search.taken, search.open_sizes()
+            taken, found_sizes = search.taken, replace(search.open_sizes(), room=room)
             inputs = [at_sizes(spec, sizes) for spec in opened]
             flow = follow_rows(model, sizes, rows)
             del model
@@ -488,7 +488,6 @@ def _compile(
             opened,
             limits,
             by_value,
-            room=room,
             is_bound=any(bounds),
             is_whole=fixed_batch or has_whole,
             most=probes.most if probes is not None else 0,
@@ -545,16 +544,15 @@ def _open(
     limits: Limits,
     by_value: Mapping[str, tuple[int, ...]],
     *,
-    room: int,
     is_bound: bool,
     is_whole: bool,
     most: int,
 ) -> CompiledModel:
     """Describe a model that was compiled at some sizes for all sizes that it takes.
 
-    `taken` are the shapes of its outputs at those. A batch needs `room` times the bytes of its tensors. With `is_bound` its
-    owner says how large it gets, so no less will do. Integers to try are below `most`. Raises ModelError if no size
-    leaves room, or an output has not always as many dimensions.
+    `taken` are the shapes of its outputs at those. With `is_bound` its owner says how large it gets, so no less will do.
+    Integers to try are below `most`. Raises ModelError if no size leaves room, or an output has not always as many
+    dimensions.
     """
     outputs = [tensor.spec for tensor in compiled.outputs]
     while True:
@@ -562,7 +560,7 @@ def _open(
             open_inputs(inputs, sizes, whole=is_whole),
             open_outputs(outputs, taken, sizes, by_value, limits.io_bytes, whole=is_whole),
         )
-        num_bytes = room * batch_bytes((*specs[0], *specs[1]), sizes.largest)
+        num_bytes = sizes.room * batch_bytes((*specs[0], *specs[1]), sizes.largest)
         if num_bytes <= limits.io_bytes:
             break
         if len(sizes.taken) == 1 or is_bound:

@@ -22,7 +22,6 @@ from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler, jobs_at_once
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
-from worker.models.forms import PADDED_ROOM
 from worker.models.model_files import CompiledModel, Limits, ModelSource, carrying
 from worker.models.precision import Precision
 from worker.models.served_model import Fetch, Offer, io_bytes_of
@@ -150,8 +149,7 @@ class CompiledModels:
             most = 1 if compiled.fixed_batch else max(offered)
             inputs = carrying(inputs, most)
             outputs = carrying(outputs, most, compiled.usual_bytes)
-        on_gpu = self._precision is not None
-        room = PADDED_ROOM if compiled.open is not None and on_gpu else 1
+        room = compiled.open.room if compiled.open is not None else 1
         batch_sizes = self._limits.usable_batch_sizes(
             (*inputs, *outputs),
             offered,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from worker.models.model_files import OpenSizes, powers_and_halves
 
-#: A batch has room for so many times its tensors, because they lie in it padded.
+#: `OpenSizes.room`, because tensors lie in a batch padded.
 PADDED_ROOM = 3
 # A run has at most so many times the elements of its rows: less, as tensors do not grow with elements alone.
 _PADDED_MAX = 2.5

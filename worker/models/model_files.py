@@ -229,6 +229,8 @@ class OpenSizes:
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: The symbols whose size may be 0.
     empty: tuple[str, ...] = ()
+    #: A batch has room for so many times its tensors.
+    room: int = 1
 
     def elements(self, sizes: Sequence[int]) -> int:
         """The elements of a row of these sizes, one for each symbol."""
