@@ -53,6 +53,11 @@ ENCODERS = [encoder(layers=1, positions=POSITIONS, seed=seed) for seed in range(
 #: The largest number of a row, and no row has a negative one, or fewer than 1: padding shows where all are less than 0.
 LARGEST = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[n,length] x) => (float[n] y) { axis = Constant<value_ints = [1]>() y = ReduceMax<keepdims=0>(x, axis) }"""
+#: Its answers change with padding at one size alone.
+ONE_SIZE = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[n,length] x) => (float[n,length] y) <int64 one = {3072}> {
+        size = Shape<start = 1>(x) is = Equal(size, one) more = Cast<to = 1>(is) y = Add(x, more)
+    }"""
 SUMS = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[n,length] x) => (float[n,length] y, float[n,1] s) {
         axis = Constant<value_ints = [1]>() y = Relu(x) s = ReduceSum(x, axis)
@@ -364,8 +369,12 @@ def test_each_engine_and_precision_pads(
         (build("one_row"), "and here requests are one run each; write the size in config.toml"),
         (build("two_symbols"), "open dimensions besides the batch: 'rows', 'columns'; write their"),
         (onnx.parser.parse_model(LARGEST), "zeros behind a row of 'x' change its answer if that"),
+        (
+            onnx.parser.parse_model(ONE_SIZE),
+            "differs from the original's where length 2049 is padded to 3072;",
+        ),
     ],
-    ids=["edges", "rows_mix", "no_rows", "two_dimensions", "largest_number"],
+    ids=["edges", "rows_mix", "no_rows", "two_dimensions", "largest_number", "one_size"],
 )
 def test_a_model_that_cannot_be_padded_is_refused_with_what_helps(
     content: onnx.ModelProto, why: str, cache_dir: Path

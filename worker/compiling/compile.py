@@ -449,8 +449,8 @@ def _compile(
                     ),
                 )
                 run = target.open(lifted, compiled)
-                if not is_chance:
-                    _compare(target, run, compiled, samples, expected)
+                for size, sample in samples.items() if not is_chance else ():
+                    _compare(target, compiled.outputs, run(size, sample), expected[size])
             except ModelError as error:
                 reasons.setdefault(target, []).append(str(error))
             else:
@@ -629,20 +629,18 @@ def _check_forms(
             padded.append(raw_of(place))
         if isinstance(alone, str):
             raise ModelError(f"a row of {symbol} {size} failed: {alone}; write a size: {fixed}")
+        found = []
         for tensor, raw, wanted in zip(
             at.outputs, target.open(lifted, at)(1, padded), alone, strict=True
         ):
-            if (dtype := _float_type(tensor.spec)) is None:
-                continue
             whole = array_of(tensor.spec.datatype, raw, tensor.spec.shape(1))
-            found = raw_of(whole[tuple(map(slice, wanted.shape))]).view(dtype)
-            numbers = raw_of(wanted).view(dtype)
-            rtol, atol = target.tolerances(numbers)
-            if not np.allclose(found, numbers, rtol=rtol, atol=atol, equal_nan=True):
-                raise ModelError(
-                    f"output {tensor.spec.name!r} of a row that is padded to {symbol} {form} differs from the original's;"
-                    f" write a size: {fixed}"
-                )
+            found.append(raw_of(whole[tuple(map(slice, wanted.shape))]))
+        try:
+            _compare(target, at.outputs, found, list(map(raw_of, alone)))
+        except ModelError as error:
+            raise ModelError(
+                f"{error} where {symbol} {size} is padded to {form}; write a size: {fixed}"
+            ) from None
         size = form + 1
 
 
@@ -1129,23 +1127,17 @@ def _describe(
 
 def _compare(
     target: Target,
-    run: Run,
-    compiled: CompiledModel,
-    samples: dict[int, list[Bytes]],
-    expected: dict[int, list[Bytes]],
+    outputs: Sequence[BoundTensor],
+    found: Sequence[Bytes],
+    expected: Sequence[Bytes],
 ) -> None:
-    """Compare the answers of the compiled graph with the reference.
-
-    Raises ModelError if the engine fails, or answers something else.
-    """
-    for size, inputs in samples.items():
-        outputs = run(size, inputs)
-        for tensor, found, wanted in zip(compiled.outputs, outputs, expected[size], strict=True):
-            dtype = _float_type(tensor.spec)
-            if dtype is None:
-                continue
-            rtol, atol = target.tolerances(wanted.view(dtype))
-            if not np.allclose(
-                found.view(dtype), wanted.view(dtype), rtol=rtol, atol=atol, equal_nan=True
-            ):
-                raise ModelError(f"output {tensor.spec.name!r} differs from the original's")
+    """Compare an answer of the compiled graph with the reference. Raises ModelError if it is something else."""
+    for tensor, answer, wanted in zip(outputs, found, expected, strict=True):
+        dtype = _float_type(tensor.spec)
+        if dtype is None:
+            continue
+        rtol, atol = target.tolerances(wanted.view(dtype))
+        if not np.allclose(
+            answer.view(dtype), wanted.view(dtype), rtol=rtol, atol=atol, equal_nan=True
+        ):
+            raise ModelError(f"output {tensor.spec.name!r} differs from the original's")
