@@ -43,7 +43,7 @@ from worker.devices.gpu import TorchDevice, TorchModel
 from worker.engines.choice import Engine
 from worker.models.file_store import FileStore
 from worker.models.forms import FormTimes, forms_of, row_counts
-from worker.models.model_files import Limits, OpenSizes
+from worker.models.model_files import LARGEST_TOGETHER, Limits, OpenSizes
 from worker.models.precision import Precision
 from worker.models.served_model import Offer
 
@@ -83,7 +83,7 @@ def test_forms_are_few_and_no_row_is_padded_to_more_than_twice_what_it_counts_as
         form < 2 * max(before + 1, least)
         for before, form in zip((0, *forms[:-1]), forms, strict=True)
     )
-    most = 4 * largest
+    most = max(sizes.batch_sizes([LARGEST_TOGETHER])) * sizes.unit
     counts = [row_counts(form, most) for form in forms]
     assert sum(map(len, counts)) <= 100
     assert all(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from clockwright.elements import Array, array_of
+from clockwright.elements import Array
 from clockwright.errors import ModelError
 from clockwright.wire.actions import Infer
 from clockwright.wire.bulk import Buffer
@@ -20,7 +20,7 @@ from clockwright.wire.tensors import DATATYPES, TensorSpec
 from worker.compiling.open_sizes import at_form
 from worker.core.lanes import Step
 from worker.devices.exec_queue import CapturedKernel
-from worker.devices.sized_io import Bytes, sized_tensors
+from worker.devices.sized_io import Bytes, sized_tensors, unpacked
 from worker.engines.open_kernel import cut_rows, may_pad, symbol_sizes
 from worker.models.forms import FormRun, FormTimes
 from worker.models.model_files import CompiledModel
@@ -82,22 +82,20 @@ class FormKernels:
         self._at = {form: at_form(compiled, form) for form in kernels}
         every = [kernel for each in kernels.values() for kernel in each.values()]
         gathers_ns = sorted(kernel.gather_ns for kernel in every)
-        #: How long they take. What else the device does only adds, so none takes longer than a larger one.
+        exec_ns = {
+            form: {rows: max(each.exec_ns - each.gather_ns, 1) for rows, each in by_rows.items()}
+            for form, by_rows in kernels.items()
+        }
+        # What else the device does only adds, so none takes longer than a larger one.
+        larger: Mapping[int, int] = {}
+        for by_rows in reversed(exec_ns.values()):
+            least_ns = max(by_rows.values())
+            for rows in reversed(by_rows):
+                least_ns = by_rows[rows] = min(least_ns, by_rows[rows], larger.get(rows, least_ns))
+            larger = by_rows
+        #: How long they take.
         self.times = FormTimes(
-            {
-                form: {
-                    rows: min(
-                        max(kernel.exec_ns - kernel.gather_ns, 1)
-                        for other in kernels
-                        for number, kernel in kernels[other].items()
-                        if other >= form and number >= rows
-                    )
-                    for rows in kernels[form]
-                }
-                for form in kernels
-            },
-            gathers_ns[len(gathers_ns) // 2],
-            compiled.open.least_elements,
+            exec_ns, gathers_ns[len(gathers_ns) // 2], compiled.open.least_elements
         )
         self.exec_ns = self.times.estimates(compiled.open.unit, batch_sizes)
         #: The highest clock that any of them was measured at.
@@ -113,7 +111,7 @@ class FormKernels:
         count = len(inputs)
         requests = [
             [
-                _array(tensor.spec, entry)
+                unpacked(tensor.spec, entry)
                 for tensor, entry in zip(inputs, payload[at : at + count], strict=True)
             ]
             for at in range(0, len(payload), count)
@@ -229,11 +227,6 @@ class FormKernels:
             for request, begin, rows in part.pieces:
                 array = requests[request][index][rows]
                 place[(slice(begin, begin + len(array)), *map(slice, array.shape[1:]))] = array
-
-
-def _array(spec: TensorSpec, entry: Buffer) -> Array:
-    sized, content = spec.unpack(entry)
-    return array_of(spec.datatype, content, sized.row_shape)
 
 
 def _view(pool: Bytes, begin: int, spec: TensorSpec, rows: int) -> Array:

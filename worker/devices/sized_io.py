@@ -13,6 +13,7 @@ import numpy as np
 
 from clockwright.elements import Array, array_of, raw_of
 from clockwright.errors import ModelError
+from clockwright.wire.bulk import Buffer
 from clockwright.wire.tensors import TensorSpec
 from worker.models.groups import run_or_each
 
@@ -38,8 +39,7 @@ def run_carrying(
     for spec, begin in inputs:
         for arrays, work in zip(requests, rows, strict=True):
             end = spec.end(pool, begin, work)
-            sized, content = spec.unpack(pool[begin:end].data)
-            arrays.append(array_of(spec.datatype, content, sized.row_shape))
+            arrays.append(unpacked(spec, pool[begin:end].data))
             begin = end
     specs = [spec for spec, _ in outputs]
     answers = [
@@ -48,6 +48,12 @@ def run_carrying(
     for (_, begin), column in zip(outputs, zip(*answers, strict=True), strict=True):
         raw = b"".join(column)
         pool[begin : begin + len(raw)] = np.frombuffer(raw, np.uint8)
+
+
+def unpacked(spec: TensorSpec, entry: Buffer) -> Array:
+    """A view of a tensor behind its size."""
+    sized, content = spec.unpack(entry)
+    return array_of(spec.datatype, content, sized.row_shape)
 
 
 def run_joined(

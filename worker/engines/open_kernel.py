@@ -187,13 +187,15 @@ def _copied(spec: TensorSpec, value: ort.OrtValue) -> Array:
 
 def may_pad(inputs: Sequence[BoundTensor], sizes: OpenSizes, arrays: Sequence[Array]) -> bool:
     """Whether zeros behind the rows of a request change no answer."""
-    for tensor, array, guarded in zip(inputs, arrays, sizes.guarded, strict=sizes.pads):
+    if not sizes.pads:
+        return False
+    for tensor, array, guarded in zip(inputs, arrays, sizes.guarded, strict=True):
         if guarded:
             numbers = elements_of(tensor.spec.datatype, raw_of(array))
             rows = numbers.reshape(len(array), -1)
             if not (rows >= 0).all() or not (rows >= 1).any(axis=1).all():
                 return False
-    return sizes.pads
+    return True
 
 
 def symbol_sizes(inputs: Sequence[BoundTensor], arrays: Sequence[Array]) -> dict[str, int]:
