@@ -92,7 +92,9 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("long")
         config.option.hypothesis_seed = str(long_seed)
     share = getattr(config, "workerinput", None)
-    if share is not None and config.args_source is config.ArgsSource.TESTPATHS:
+    # What is named is read even if `--ignore` names it, too.
+    is_whole = not (config.option.ignore or config.option.ignore_glob)
+    if share is not None and is_whole and config.args_source is config.ArgsSource.TESTPATHS:
         # Each process of several reads all files, and the first one that reads a file leaves bytecode with its
         # assertions to the others: so each begins somewhere else.
         files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
@@ -164,7 +166,7 @@ _LONGEST: Final = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out of a long run what does not depend on its seed, and of any other what is marked `long`.
 
-    What is left is put in the order in which files are shared out.
+    What is left is put in the order in which files are shared out, if they are.
     """
     is_long = config.getoption("--long") is not None
     random_or_slow = {"seeds", "hypothesis", "long"}
@@ -182,7 +184,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.path.stem
         return (_LONGEST.index(name) if name in _LONGEST else len(_LONGEST), item.path)
 
-    items.sort(key=turn)
+    # One process alone keeps the order in which files were named.
+    if hasattr(config, "workerinput"):
+        items.sort(key=turn)
 
 
 @pytest.fixture(scope="module", autouse=True)
