@@ -226,5 +226,5 @@ def test_a_refusal_for_long_links_takes_little_more_for_fifteen_workers_than_for
                 )
         assert len(refusals(bench.request(A, slo_ms=100))) == 1
         numbers.append(calls_of(bench, A, 100))
-    # Each worker has its link looked at, in six calls.
-    assert numbers[1] < numbers[0] + 6 * len(WORKERS)
+    # Each other worker has its link looked at, in six calls.
+    assert numbers[1] <= numbers[0] + 6 * (len(WORKERS) - 1)

@@ -85,7 +85,7 @@ def test_a_request_costs_edf_mh_no_more_lines_with_a_hundred_times_the_slo() -> 
         lines_per_request(with_slo(slo_ms, 6, 1000, 0.2), "edf_mh") for slo_ms in (25, 250, 2500)
     ]
     # The same to a line when this was set.
-    assert max(lines) < 1.03 * min(lines)
+    assert max(lines) < 1.01 * min(lines)
 
 
 @pytest.mark.long
@@ -102,7 +102,7 @@ def test_a_request_costs_edf_mh_hardly_more_lines_where_more_workers_fight_for_l
     few, many = (lines_per_request(fought_over(number), "edf_mh") for number in (3, 12))
     # 1.06 times the lines when this was set, and 1.17 with 4 and 16 workers. Those were 1.30 where each load and
     # each refusal walked the workers.
-    assert many < 1.1 * few
+    assert many < 1.07 * few
 
 
 def test_a_request_costs_edf_mh_hardly_more_lines_with_ten_times_the_copies() -> None:
@@ -111,19 +111,24 @@ def test_a_request_costs_edf_mh_hardly_more_lines_with_ten_times_the_copies() ->
     assert many < 1.12 * few
 
 
-@pytest.mark.parametrize("num_models", [1, 8])
+@pytest.mark.parametrize(("num_models", "most"), [(1, 1.02), (8, 1.22)])
 def test_a_request_of_a_batch_client_costs_no_more_lines_with_ten_times_the_workers(
-    num_models: int,
+    num_models: int, most: float
 ) -> None:
     few, many = (
         lines_per_request(batch_work_on(number, num_models), "edf_mh") for number in (6, 60)
     )
-    # 1.0 and 1.2 times the lines when this was set. It was 8 times where each idle lane was asked, again and again.
-    assert many < 1.25 * few
+    # 1.003 and 1.206 times the lines when this was set. It was 8 times where each idle lane was asked, again and again.
+    assert many < most * few
 
 
-@pytest.mark.parametrize("policy", ["edf_mh", pytest.param("clockwork", marks=pytest.mark.long)])
-def test_a_request_costs_hardly_more_lines_with_eight_times_the_cold_models(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [("edf_mh", 1.23), pytest.param("clockwork", 1.15, marks=pytest.mark.long)],
+)
+def test_a_request_costs_hardly_more_lines_with_eight_times_the_cold_models(
+    policy: str, most: float
+) -> None:
     few, many = (lines_per_request(cold_models(copies), policy) for copies in (20, 160))
-    # More of the requests need a load: 1.15 to 1.25 times the lines when this was set.
-    assert many < 1.3 * few
+    # More of the requests need a load: 1.21 and 1.13 times the lines when this was set.
+    assert many < most * few
