@@ -159,12 +159,23 @@ def three_workers() -> tuple[CoreBench, SendAction]:
 
 def test_a_request_with_which_two_workers_vanished_is_given_to_no_third() -> None:
     """What it holds may be what ends them: an integer that onnxruntime cannot divide ends its process."""
-    bench, sent = three_workers()
-    (sent,) = infers(bench.tell(WorkerLost(worker_id=sent.worker_id)))
-    commands = bench.tell(WorkerLost(worker_id=sent.worker_id))
-    assert infers(commands) == []
-    assert refusals(commands) == [(bench.num_requests, Refusal.WORKER_LOST)]
-    assert len(infers(bench.request(A, slo_ms=1000))) == 1
+    bench = CoreBench()
+    for model in (A, B):
+        bench.tell(ModelAdded(model_id=model))
+    commands: list[Command] = []
+    for number in range(3):
+        bench.join(WorkerId(f"w{number}"))
+        for model in (A, B):
+            bench.ready(model, WorkerId(f"w{number}"), resident=True)
+        if number:
+            commands = bench.tell(WorkerLost(worker_id=WorkerId(f"w{number - 1}")))
+        else:
+            bench.request(A, slo_ms=1000)
+            bench.request(B, slo_ms=1000)
+        # B's goes to the worker, too, and is behind A's.
+        bench.wait(bench.now_ns + 6 * MS)
+    assert refusals(commands) == [(1, Refusal.WORKER_LOST)]
+    assert [sent.action.model_id for sent in infers(commands)] == [B]
 
 
 def test_a_request_with_which_two_workers_fell_silent_is_given_to_no_third() -> None:
