@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,10 +90,10 @@ def silent(stage: str) -> None:
     pass
 
 
-def cpu_device(cache_dir: Path) -> CpuDevice:
+def cpu_device(cache_dir: Path, *, io_times: int = 1) -> CpuDevice:
     return CpuDevice(
-        limits=LIMITS,
-        io_pool_bytes=IO_POOL_BYTES,
+        limits=replace(LIMITS, io_bytes=io_times * LIMITS.io_bytes),
+        io_pool_bytes=io_times * IO_POOL_BYTES,
         files=FileStore(cache_dir),
         cache_dir=cache_dir,
         compile_limit_s=120,

@@ -24,6 +24,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from clockwright.elements import Array, bytes_of
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.units import NS_PER_S, ActionId
 from clockwright.wire import peer
@@ -33,6 +34,7 @@ from clockwright.wire.frames import PREFIX, encode_action, encode_withdrawal
 from modelzoo.profile import load_profile
 from tests.kit.processes import until
 from tests.kit.queue_device import QueueDevice, Ticket
+from tests.kit.running_lanes import running
 from tests.kit.scripted_controller import (
     LIMIT_S,
     ScriptedController,
@@ -44,7 +46,14 @@ from tests.kit.scripted_controller import (
     play,
 )
 from tests.kit.scripted_worker import kind_of
-from tests.kit.worker_models import ThreadedDevice, a_modelled, relu_file
+from tests.kit.worker_models import (
+    ThreadedDevice,
+    a_modelled,
+    cpu_device,
+    offer,
+    prepared,
+    relu_file,
+)
 from worker import process
 from worker.compiling import compiler
 from worker.config import WorkerConfig
@@ -814,6 +823,42 @@ def test_a_run_that_would_never_end_is_ended_with_its_stream(
         assert not controller.failures, controller.failures
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [("float[N,M]", np.ones((1, 2), np.float32)), ("string[N]", np.array(["a"], np.object_))],
+)
+def test_a_run_of_open_sizes_or_of_texts_can_be_ended_too(
+    declared: str, values: Array, tmp_path: Path
+) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        repeated ({declared} x, int64 times) => ({declared} y) {{
+            yes = Constant <value = bool {{1}}> ()
+            y = Loop (times, yes, x) <body = step (int64 i, bool go, {declared} a) => (bool on, {declared} b) {{
+                on = Identity (go)
+                b = Identity (a)
+            }}>
+        }}""")
+    device = cpu_device(tmp_path, io_times=4)
+    (served,) = prepared(device, offer(FileStore(tmp_path), "repeated", model.SerializeToString()))
+    payload = []
+    for spec, array in zip(served.inputs, (values, np.array(10**15)), strict=True):
+        content = bytes_of(spec.datatype, array)
+        payload.append(spec.header(array.shape, len(content)) + bytes(content))
+    with running(device) as lanes:
+        lanes.lanes.add_model(served)
+        lanes.ok(lanes.load("repeated"))
+        endless = lanes.infer("repeated", *payload)
+
+        def has_ended() -> bool:
+            device.end_exec()
+            return not lanes.outcomes.empty()
+
+        until(has_ended, what="the run has ended")
+        (answer,) = lanes.ok(endless)
+    assert "terminate flag" in str(served.outputs[0].failure(answer))
 
 
 @pytest.mark.parametrize(
