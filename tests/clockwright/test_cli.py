@@ -645,6 +645,10 @@ def test_a_load_whose_requests_fail_quotes_what_the_server_says(
         (("--rate", "5", "--arrivals", "fast"), "expected poisson or uniform"),
         (("--rate", "5", "--shape", "x=0"), "expected NAME=1,3,224,224"),
         (("--rate", "5", "--shape", "z=1,4"), "--shape: found 'z', expected an input: a, b, input"),
+        (
+            ("--rate", "5", "--input", "z=FILE"),
+            "--input: found 'z', expected an input: a, b, input",
+        ),
         (("--rate", "5", "--seconds", "0"), "expected more than 0"),
         (("--rate", "5", "--slo-as", "header"), "--slo-as"),
         (("--trace", "nowhere.csv", "--rate", "5"), "--trace"),
@@ -652,9 +656,12 @@ def test_a_load_whose_requests_fail_quotes_what_the_server_says(
     ],
 )
 def test_a_load_that_cannot_be_is_one_line(
-    run: Run, server: LocalServer, flags: tuple[str, ...], why: str
+    run: Run, server: LocalServer, tmp_path: Path, flags: tuple[str, ...], why: str
 ) -> None:
-    code, out, err = run("load", "--server", server.address, *flags)
+    file = tmp_path / "row.npy"
+    np.save(file, np.zeros((1, 4), np.float32))
+    told = [flag.replace("FILE", str(file)) for flag in flags]
+    code, out, err = run("load", "--server", server.address, *told)
     assert (code, out) == (1, "")
     assert why in err
     assert "\n" not in err.strip()
