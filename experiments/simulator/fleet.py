@@ -22,10 +22,9 @@ class Seen:
     """What a scaler is told."""
 
     now_ns: int
-    #: Workers that serve, that were asked for and are not there yet, and that finish what they have.
+    #: Workers that serve, and that were asked for and are not there yet.
     num_ready: int
     num_joining: int
-    num_draining: int
     #: Requests that have no response yet: they wait, or run.
     num_open: int
     #: What happened so far.
@@ -124,7 +123,6 @@ class FleetMembers:
                 now_ns=now_ns,
                 num_ready=len(self._ready),
                 num_joining=len(self._joining),
-                num_draining=len(self._draining),
                 num_open=self._controller.num_open,
                 summary=self._summary,
                 scheduler=scheduler,
