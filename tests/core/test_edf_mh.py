@@ -739,31 +739,18 @@ def test_configurations_that_are_equal_have_one_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),
-    [({}, ("m1", 4)), ({"ann": 8.0}, ("m0", 1))],  # one of hers counts as eight
+    ("weights", "told", "expected"),
+    [
+        ({}, [], ("m1", 4)),
+        ({"ann": 8.0}, [], ("m0", 1)),  # one of hers counts as eight
+        ({}, [{"ann": 8.0}], ("m0", 1)),
+        ({}, [{"ann": 8.0}, {}], ("m1", 4)),
+    ],
 )
-def test_a_tenants_weight_decides_under_overload(
-    weights: dict[str, float], expected: tuple[str, int]
+def test_a_tenants_weight_decides_under_overload_from_when_it_is_told_on(
+    weights: dict[str, float], told: list[dict[str, float]], expected: tuple[str, int]
 ) -> None:
     bench = Fleet(models=3, edf_mh=EdfMhConfig(tenant_weights=weights))
-    bench.resident(0, exec_ns={1: 6 * MS})
-    bench.resident(1)
-    bench.resident(2)
-    bench.ask(1, 100, tenant="bob")
-    bench.ask(0, 3 + 7, tenant="ann")
-    bench.ask(1, 3 + 8, count=4, tenant="bob")
-    refuse_many(bench, 2, 4, Refusal.OVERLOADED)
-    assert batches(bench.finish_next(Infer))[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [([], ("m1", 4)), ([{"ann": 8.0}], ("m0", 1)), ([{"ann": 8.0}, {}], ("m1", 4))],
-)
-def test_weights_that_are_told_later_decide_from_then_on(
-    told: list[dict[str, float]], expected: tuple[str, int]
-) -> None:
-    bench = Fleet(models=3)
     bench.resident(0, exec_ns={1: 6 * MS})
     bench.resident(1)
     bench.resident(2)
