@@ -100,26 +100,6 @@ async def test_an_input_outlives_its_client_until_the_action_has_read_it(tmp_pat
     await device.close()
 
 
-async def test_answers_are_right_when_a_worker_is_lost_under_way(tmp_path: Path) -> None:
-    first, second = SlowEcho(tmp_path / "cache"), SlowEcho(tmp_path / "cache")
-    async with running(config(tmp_path)) as controller:
-        lost = worker(controller, tmp_path, first, "first")
-        stays = worker(controller, tmp_path, second, "second")
-        await ready(controller, 2)
-        clients = Clients(controller.port)
-        crowd = asyncio.create_task(clients.crowd(40))
-        await until(lambda: clients.answered > 10)
-        await end(lost)
-        await crowd
-        await all_free(controller)
-        await clients.channel.close()
-        await end(stays)
-    assert not clients.unexpected_refusals, clients.unexpected_refusals
-    assert clients.answered > 15
-    await first.close()
-    await second.close()
-
-
 async def test_answers_are_right_when_a_worker_is_killed_under_way(tmp_path: Path) -> None:
     device = SlowEcho(tmp_path / "cache")
     async with running(config(tmp_path)) as controller:
