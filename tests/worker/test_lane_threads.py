@@ -386,17 +386,19 @@ class BrokenDevice(ThreadedDevice):
         super().run_exec(step)
 
 
-def test_a_device_that_fails_fails_the_action_only(tmp_path: Path) -> None:
+# A short EXEC runs where it is submitted.
+@pytest.mark.parametrize("expected_ns", [NS_PER_MS, 1])
+def test_a_device_that_fails_fails_the_action_only(expected_ns: int, tmp_path: Path) -> None:
     device = a_modelled(BrokenDevice, tmp_path)
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
     with running(device) as harness:
         harness.lanes.add_model(model)
         harness.ok(harness.load("echo"))
         device.broken = True
-        result = harness.result(harness.infer("echo", bytes(16)))
+        result = harness.result(harness.infer("echo", bytes(16), expected_ns=expected_ns))
         assert (result.error, result.message) == (ActionError.DEVICE, "RuntimeError: smoke")
         device.broken = False
-        harness.ok(harness.infer("echo", bytes(16)))
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=expected_ns))
 
 
 # --- short ones -----------------------------------------------------------------------------------
@@ -537,21 +539,6 @@ def test_a_device_that_forbids_it_runs_every_exec_on_its_own_thread(tmp_path: Pa
         harness.ok(harness.load("echo"))
         harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
     assert ("exec", "exec") in device.take_ran()
-
-
-def test_a_short_exec_that_fails_where_it_is_submitted_fails_the_action_only(
-    tmp_path: Path,
-) -> None:
-    device = a_modelled(BrokenDevice, tmp_path)
-    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
-    with running(device) as harness:
-        harness.lanes.add_model(model)
-        harness.ok(harness.load("echo"))
-        device.broken = True
-        result = harness.result(harness.infer("echo", bytes(16), expected_ns=1))
-        assert (result.error, result.message) == (ActionError.DEVICE, "RuntimeError: smoke")
-        device.broken = False
-        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
 
 
 # --- a device with a queue ------------------------------------------------------------------------
