@@ -63,7 +63,7 @@ The life of a copy:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from clockwright.errors import Refusal
@@ -526,9 +526,14 @@ def own_requests(sent: SentAction) -> list[Request]:
     return [request for request in sent.requests if request.action_id == action_id]
 
 
-def requests_run(in_flight: Iterable[SentAction]) -> list[Request]:
-    """Requests that a worker runs, as far as can be told: its oldest Infer's own."""
-    return next((own_requests(sent) for sent in in_flight if sent.requests), [])
+def requests_run(in_flight: Iterable[SentAction]) -> Sequence[Request]:
+    """Requests that a worker runs, as far as can be told: its oldest Infer's, once the load before it has ended."""
+    loading = []
+    for sent in in_flight:
+        if isinstance(sent.action, Infer):
+            return () if sent.copy in loading else sent.requests
+        loading.append(sent.copy)
+    return ()
 
 
 def loads_before(worker: WorkerState, infer: SentAction) -> list[SentAction]:

@@ -147,7 +147,7 @@ class Membership:
     def _remove_worker(self, worker: WorkerState, now_ns: int) -> None:
         in_flight, touched = self._books.lose(worker, now_ns)
         for request in requests_run(in_flight):  # they may be what ended the worker
-            request.num_lost += 1
+            request.lost_on |= {worker.worker_id}
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, now_ns)

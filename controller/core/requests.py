@@ -393,7 +393,7 @@ class Requests:
                 continue
             if refusal is Refusal.WORKER_LOST:
                 request.lost_worker = True
-            again = request.num_lost < 2
+            again = len(request.lost_on) < 2
             verdict = self.judge_again(request, now_ns) if again else Verdict(refusal)
             if verdict.refusal is None:
                 self.wait_again(request, verdict, now_ns)
@@ -436,27 +436,27 @@ class Requests:
             return
         self._dispatch.load_lane_freed()
         if worker.trouble is not None and worker.trouble.sick:
-            self._do_without(worker, now_ns)
+            self._do_without(worker, worker.trouble.silent, now_ns)
         for model in dict.fromkeys(touched):
             if model.queue:
                 self.displaced(model, now_ns)
                 self._dispatch.place(model, now_ns)
 
-    def _do_without(self, worker: WorkerState, now_ns: int) -> None:
+    def _do_without(self, worker: WorkerState, silent: bool, now_ns: int) -> None:
         """Queue a sick worker's requests again if another may be in time. The first answer counts."""
         models: dict[Model, None] = {}
-        trouble = worker.trouble
-        blamed = requests_run(worker.in_flight.values()) if trouble and trouble.silent else ()
+        blamed = requests_run(worker.in_flight.values()) if silent else ()
         for action_id, sent in list(worker.in_flight.items()):
             model = sent.copy.model
             if not sent.requests or worker not in model.suspended:
                 continue
             for request in own_requests(sent):
-                if request.phase is DONE or (request.num_lost and request in blamed):
-                    continue  # the worker may yet answer what silenced another, too
+                if request.phase is DONE or (request.lost_on and request in blamed):
+                    continue  # it silenced another worker, too; this one may answer yet
                 verdict = self.judge_again(request, now_ns)
                 if verdict.refusal is None:
-                    request.num_lost += request in blamed
+                    if request in blamed:
+                        request.lost_on |= {worker.worker_id}
                     self._books.disown(sent, request)
                     self.wait_again(request, verdict, now_ns)
                     models[model] = None

@@ -87,7 +87,7 @@ class Request:
     #: A worker vanished with it; it waits for another. `Requests` notes that.
     lost_worker: bool = False
     #: Workers that vanished or fell silent while they ran this, as far as can be told. After two it is given to no other.
-    num_lost: int = 0
+    lost_on: frozenset[WorkerId] = frozenset()
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
     #: Runs that failed with it. `Results` notes that, and the next three.

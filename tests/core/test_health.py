@@ -243,6 +243,25 @@ def test_a_worker_that_fails_with_two_models_is_avoided_for_the_third() -> None:
     assert again.worker_id != sick
 
 
+def test_a_request_that_left_a_sick_worker_vanished_with_it_if_it_ran_there() -> None:
+    c, third = ModelId("c"), WorkerId("third")
+    bench = pair(models=(A, B, c))
+    (first,) = infers(bench.request(A, slo_ms=1000))
+    sick = first.worker_id
+    (again,) = infers(fail(bench, first))
+    second = infers(bench.request(B, slo_ms=1000))[0]
+    bench.request(c, slo_ms=1000)
+    (left,) = bench.wait(bench.now_ns + 7 * MS)
+    assert left.worker_id == sick
+    assert where(fail(bench, second)) == [again.worker_id]
+    bench.tell(WorkerLost(worker_id=sick))
+    bench.finish(again)
+    bench.join(third)
+    bench.ready(c, third, resident=True)
+    commands = bench.tell(WorkerLost(worker_id=again.worker_id))
+    assert (bench.num_requests, Refusal.WORKER_LOST) in refusals(commands)
+
+
 def test_a_worker_that_is_the_last_one_left_is_asked_though_it_failed() -> None:
     bench = pair()
     (first,) = infers(bench.request(A, slo_ms=100))

@@ -15,7 +15,18 @@ from controller.core.events import (
     WorkerLost,
     WriteOffAction,
 )
-from tests.kit.core_bench import GPU, MS, A, B, CoreBench, actions, answers, infers, refusals
+from tests.kit.core_bench import (
+    GPU,
+    MS,
+    A,
+    B,
+    CoreBench,
+    actions,
+    answers,
+    infers,
+    refusals,
+    sends,
+)
 
 
 def written_off(commands: list[Command]) -> list[int]:
@@ -194,3 +205,17 @@ def test_a_request_with_which_one_worker_vanished_and_one_fell_silent_is_given_t
     commands = bench.tell(WorkerLost(worker_id=sent.worker_id))
     assert infers(commands) == []
     assert refusals(commands) == [(1, Refusal.WORKER_LOST)]
+
+
+def test_a_request_whose_weights_did_not_come_on_two_silent_workers_is_given_to_a_third() -> None:
+    """It never ran there, so it did not silence them."""
+    bench = CoreBench()
+    bench.tell(ModelAdded(model_id=A))
+    for number in range(2):
+        bench.join(WorkerId(f"w{number}"))
+        bench.ready(A, WorkerId(f"w{number}"))
+    sent = sends(bench.request(A, slo_ms=1500)) + bench.wait(bench.now_ns + 600 * MS)
+    assert {load.worker_id for load in sent} == {"w0", "w1"}
+    bench.join(WorkerId("w2"))
+    (again,) = infers(bench.ready(A, WorkerId("w2"), resident=True))
+    assert again.worker_id == "w2"
