@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -145,13 +146,17 @@ def up(
     ports = (
         ("--controller-port", controller_port),
         ("--worker-port", flags["worker_port"]),
-        ("--metrics-port", metrics.port),
+        ("--metrics-port", metrics.metrics_port),
     )
-    for flag, port in ports if fronts else ():
-        if port and port in (flags["port"], rest.port):
+    taken = (flags["port"], rest.port) if fronts else ()
+    for flag, port in ports:
+        if port and port in taken:
             raise typer.BadParameter(
                 f"found {port}, where the fronts listen, expected another port", param_hint=flag
             )
+    if metrics.optional and metrics.port in taken:
+        print(f"metrics are off: the fronts listen on {metrics.port}", file=sys.stderr)
+        metrics = MetricsFlags(no_metrics=True)
     logs.apply()
     config = _controller_config(flags, rest, metrics, scheduler)
     local = LocalWorkers(logs)
