@@ -23,9 +23,9 @@ from worker.engines.onnxruntime import (
 from worker.models.groups import RunGroup, group_requests, run_or_each
 from worker.models.model_files import BoundTensor, CompiledModel, OpenSizes
 
-# Values may ask for an answer of gigabytes. After one of more bytes than a batch has room for, as a rule, or of a run that
-# failed, memory is given back.
-# After each run that would cost 5 % of the smallest models' runs, and half of one that answers 80 MB.
+# Values may ask for an answer of gigabytes. Memory is given back after a run that failed, and after one that answered more
+# than this, which is more than most batches have room for. After each run that would cost 5 % of the smallest models'
+# runs, and half of one that answers 80 MB.
 _KEPT_BYTES_MAX = 256 << 20
 
 #: The outputs of a request, or why it failed.
@@ -163,20 +163,22 @@ class OpenKernel:
         # The shapes of outputs are the model's to say, so their memory is onnxruntime's.
         for tensor in self._outputs:
             binding.bind_output(tensor.graph_name, "cpu")
-        num_bytes = _KEPT_BYTES_MAX + 1  # What a run that fails took is not known.
+        found: list[Array] = []
+        words = ""
         try:
             self._session.run_with_iobinding(binding, self._options)
             found = [
                 _copied(tensor.spec, value)
                 for tensor, value in zip(self._outputs, binding.get_outputs(), strict=True)
             ]
-            num_bytes = sum(array.nbytes for array in found)
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise ModelError(plain_words(error)) from None
-        finally:
-            binding.clear_binding_outputs()
-            if num_bytes > _KEPT_BYTES_MAX:
-                release_memory()
+            words = plain_words(error)
+        # Not before the exception is gone: it holds an answer that could not be copied.
+        binding.clear_binding_outputs()
+        if words or sum(array.nbytes for array in found) > _KEPT_BYTES_MAX:
+            release_memory()
+        if words:
+            raise ModelError(words)
         return found
 
 
