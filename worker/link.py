@@ -227,9 +227,9 @@ class ControllerLink(Generic[M]):
         """Wait for steps that still run although their results are not wanted any more.
 
         Whatever a controller would send meanwhile would wait behind them and be lost, time after time. A device that
-        computes here can end a run, which may be one that never ends by itself, or has a time limit itself. A run that
-        begins just now may not see that it is to end, so it is told again. For others the limit is a count of looks, not
-        of time: a pause of this process is no proof that they hang. Raises DeviceGoneError if a step does not end.
+        computes here ends its run, even one that would never end, or has a time limit. A run that begins just now may
+        not see that it is to end, so it is told again. For other devices the limit is a count of looks, not of time: a
+        pause of this process is no proof that they hang. Raises DeviceGoneError if a step does not end.
         """
         may_hang = isinstance(self._device, QueueingDevice)
         looks = 0

@@ -58,8 +58,9 @@ class QuotaBook:
     ) -> None:
         """Begin with what a file says; without one operators set quotas, which `state` keeps.
 
-        Without a state they end with the process. `changed` is called with the tenants' weights after each change. `policy_without_weights` names the scheduling
-        policy if it has no shares of tenants. Raises ConfigError if the file cannot be read, or says what cannot be.
+        Without a state, quotas that operators set end with the process. `changed` is called with the tenants' weights after
+        each change. `policy_without_weights` names the scheduling policy if it has no shares of tenants. Raises ConfigError
+        if the file cannot be read, or says what cannot be.
         """
         self.file = file
         #: Counts what tenants have.

@@ -264,9 +264,7 @@ class Entrance:
         return False
 
     def pause_ns(self, source: object, longest_ns: int) -> int:
-        """How long a source is left unread after it was read, so that more of it comes together; 0: not at all."""
-        if not self.is_pressed:
-            return 0
+        """How long a source is left unread after it was read while the loop is pressed, so that more comes together."""
         return min(longest_ns, self._sources.pause_turns(source) * self.turn_ns)
 
     def asked(self, source: object, count: int) -> None:

@@ -296,8 +296,8 @@ async def serving(
 ) -> AsyncIterator[RunningPicker]:
     """Serve in the running event loop, by a directory as of `--cells`.
 
-    Raises ConfigError if a setting is wrong, or the port is taken. The SLO is of calls that state none; rows expire by the clock,
-    in ns.
+    Raises ConfigError if a setting is wrong, or the port is taken. The SLO is of calls that state none; rows expire by the
+    clock, in ns.
     """
     async with AsyncExitStack() as stack:
         choices = Choices()
