@@ -28,7 +28,7 @@ from clockwright.wire.frames import greeting, make_frame
 from clockwright.wire.tensors import TensorSpec, Variable
 from controller.front.oip.protocol import Servable
 from controller.front.remote.backend import LocalDescription
-from controller.front.remote.descriptions import Description, Descriptions
+from controller.front.remote.descriptions import AskSize, Description, Descriptions
 from controller.front.remote.link_frames import Describe
 from controller.port import Ask, Streaming
 from controller.process import front_process
@@ -91,25 +91,29 @@ async def test_without_a_controller_a_request_is_refused_when_its_time_is_over(
         assert time.monotonic() - begun_s >= 0.3
 
 
-async def test_a_request_that_its_controller_calls_malformed_ends_the_link_three_times_at_most(
+async def test_a_request_that_its_controller_calls_malformed_fails_alone_and_the_link_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_seen = 0
+    check = Description.check
 
-    def check(*_: object) -> None:
-        nonlocal num_seen
-        num_seen += 1
-        raise ProtocolError("a front of another build")
+    def garbled(description: Description, ask: Ask) -> AskSize:
+        ask.rows += ask.rows == 2
+        return check(description, ask)
 
+    monkeypatch.setattr(Description, "check", garbled)
     async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
         infer = channel.unary_unary(INFER)
-        with monkeypatch.context() as patch:
-            patch.setattr(Description, "check", check)
-            with pytest.raises(grpc.aio.AioRpcError, match="was lost 3 times with") as caught:
-                await infer(request(1))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert num_seen == 3
-        assert first(await infer(request(1))) == 2
+        front_end.worker.slow.add("double")
+        good = [asyncio.ensure_future(infer(request(n))) for n in range(5)]
+        await until(lambda: front_end.runtime.num_waiting == 5)
+        assert front_end.fronts is not None
+        links = front_end.fronts.links
+        with pytest.raises(grpc.aio.AioRpcError, match=r"double: 3 rows of \[24\]") as caught:
+            await infer(request(1, 2))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        front_end.worker.release()
+        assert [first(each) for each in await asyncio.gather(*good)] == [0, 2, 4, 6, 8]
+        assert front_end.fronts.links == links
 
 
 async def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(

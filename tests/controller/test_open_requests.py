@@ -32,9 +32,6 @@ class Request:
     def is_step(self) -> bool:
         return self.step
 
-    def lost(self) -> None:
-        pass
-
     def done(self) -> bool:
         return self.is_over
 

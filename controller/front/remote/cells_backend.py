@@ -115,10 +115,6 @@ class _Waiting:
         """Whether the request is answered or withdrawn."""
         return self._sink.done()
 
-    def lost(self) -> None:
-        """The link to a controller was lost while the request was there."""
-        self._sink.lost()
-
 
 @dataclass(slots=True, eq=False)
 class _Describing(_Waiting):

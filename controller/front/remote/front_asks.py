@@ -2,7 +2,7 @@
 
 A front checks requests against its description of the model, which has a number. If anything has changed since, the
 description is checked again here. If it does not hold any more, the request is stale, and the front begins it
-again with a new description.
+again with a new description. If a request does not fit the description that holds, it fails alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from controller.front.remote.front_memory import FrontMemory
 from controller.links.held_tensors import HeldInput, SentOutput
 from controller.links.slabs import SLAB_BYTES_MIN
 from controller.links.worker_link import WorkerLink
-from controller.port import Answered, Ask, Refused, Stale, Told
+from controller.port import Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
+
+# gRPC's status INTERNAL.
+_INTERNAL = 13
 
 
 class Shared:
@@ -248,7 +251,7 @@ class FrontAsks:
         return self._memory.look(ask_id, place, num_bytes, functools.partial(self.free, ask_id))
 
     def take(self, asks: Sequence[Ask], frame: Frame) -> None:
-        """Take requests in. Raises ProtocolError if one cannot be."""
+        """Take requests in. Raises ProtocolError if their frame is malformed."""
         offset_ns = self.offset_ns
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")
@@ -260,7 +263,12 @@ class FrontAsks:
             if description is None:
                 self._tell(Stale(ask.ask_id))
                 continue
-            size = description.check(ask)
+            try:
+                size = description.check(ask)
+            except ProtocolError as error:
+                # Its front has a bug. The link stays, for the front's other requests.
+                self._tell(Failed(_INTERNAL, str(error), ask_id=ask.ask_id))
+                continue
             if description.keeps_inputs(ask) and APART in ask.places:
                 # The answers began to be kept after its front got the description.
                 self._tell(Stale(ask.ask_id))

@@ -21,9 +21,6 @@ class Waits(Sink, Protocol):
     def is_step(self) -> bool:
         """Whether the request changes the state of a sequence, so that it must not run twice."""
 
-    def lost(self) -> None:
-        """The link to a controller was lost while the request was there: it may be why."""
-
     @property
     def due_ns(self) -> int:
         """When the next answer is due of a request that has several."""
@@ -104,7 +101,6 @@ class OpenRequests(Generic[R]):
             if has_begun or request.is_step():
                 over.append(request)
             else:
-                request.lost()
                 self.hold(request, due_ns)
         self._sent.clear()
         return over

@@ -11,7 +11,6 @@ Who decides and answers is a `Backend`: the controller of this process, or one e
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -72,15 +71,10 @@ from controller.port import STEP, Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
 from controller.selection.core.buckets import bucket, share_at
 
-log = logging.getLogger(__name__)
-
 _NOTHING_PEEKED = (b"", PeekedRequest())
 _SEQUENCE = "sequence_id"
 # Clients' messages have some lengths; with more of them all are forgotten.
 _PEEKED_MAX = 1024
-# A request may be why the link to its controller is lost, for example as one that the controller does not understand: after
-# so many times it does not begin again.
-_MOST_LOST = 3
 
 
 class _Several:
@@ -109,7 +103,6 @@ class ServedRequest:
         "_data",
         "_name",
         "_num_bytes",
-        "_num_lost",
         "_over",
         "_request_id",
         "_servable",
@@ -135,8 +128,8 @@ class ServedRequest:
         self._servable: Servable | None = None
         self._name = ""
         self._request_id = NO_REQUEST
-        # Links lost with it; bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
-        self._num_lost = self._shared_bytes = 0
+        # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
+        self._shared_bytes = 0
         self._shared: Sequence[RegionSpan | None] = ()
         #: Follows it where it is traced.
         self.trace: Trace | None = None
@@ -229,10 +222,6 @@ class ServedRequest:
         """Whether it was asked as a step of a sequence."""
         return self._asked is not None and self._asked.step is not None
 
-    def lost(self) -> None:
-        """A link to a controller was lost while it was open there."""
-        self._num_lost += 1
-
     @property
     def due_ns(self) -> int:
         """When the next of several answers is due."""
@@ -250,8 +239,7 @@ class ServedRequest:
         if isinstance(told, Answered):
             self._answer(told, outputs)
         elif not self._num_given and (
-            (isinstance(told, Stale) and self._num_lost < _MOST_LOST)
-            or (self.draws_version and _is_unknown(told))
+            isinstance(told, Stale) or (self.draws_version and _is_unknown(told))
         ):
             # A version that was drawn may have gone before this front hears of it.
             self.begin()
@@ -264,11 +252,6 @@ class ServedRequest:
             self._fail(error)
 
     def _error_of(self, told: Refused | Failed | Stale) -> Exception:
-        if isinstance(told, Stale) and not self._num_given:
-            words = f"the link to the controller was lost {self._num_lost} times with a request to {quote(self._name)}"
-            log.warning("%s: it is given up", words)
-            self._service.backend.refused_at_door(Refusal.NO_WORKER)
-            return RefusedError(Refusal.NO_WORKER, words)
         if isinstance(told, Stale):
             words = f"after {self._num_given} answers of {quote(self._name)} the controller was lost, and with it the"
             return RefusedError(Refusal.NO_WORKER, f"{words} state; ask again from the beginning")
