@@ -130,5 +130,14 @@ def lacks(catalogue: Catalogue, running: LiveApplication) -> str:
 
 def none_answers(catalogue: Catalogue, running: LiveApplication) -> str:
     """Say that an application has no model that fits it and can be asked, and why."""
-    why = lacks(catalogue, running) or "no worker has looked at one that fits it yet"
+    # A model that was served is not among the lacking, though no worker may have it now.
+    away = [
+        catalogue.reason(model)
+        for name in running.application.models
+        if name not in running.misfits
+        and (model := catalogue.member(name)) is not None
+        and catalogue.refusal(model) is None
+    ]
+    why = "; ".join(filter(None, [*dict.fromkeys(away), lacks(catalogue, running)]))
+    why = why or "no worker has looked at one that fits it yet"
     return f"application {running.name}: none of its models can answer: {why}"

@@ -834,6 +834,21 @@ async def test_an_application_whose_models_are_all_gone_is_unavailable_and_says_
         )
 
 
+async def test_an_application_whose_only_worker_left_says_that_it_waits_for_one(
+    tmp_path: Path,
+) -> None:
+    async with desk(tmp_path) as app:
+        await app.put("right", "wrong")
+        app.worker.leave()
+        running = app.applications.all[0]
+        info = await application_info(app.applications, running, "")
+        waits = "application app: none of its models can answer: waiting for a worker"
+        assert (info.state, info.remark) == ("LOADING", waits)
+        app.front_end.catalogue.remove("wrong")
+        info = await application_info(app.applications, running, "")
+        assert info.remark.startswith(f"{waits}; there is no model wrong; ")
+
+
 # --- rollouts on the request path -----------------------------------------------------------------
 
 
