@@ -63,7 +63,7 @@ The life of a copy:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 from clockwright.errors import Refusal
@@ -526,14 +526,11 @@ def own_requests(sent: SentAction) -> list[Request]:
     return [request for request in sent.requests if request.action_id == action_id]
 
 
-def requests_run(in_flight: Iterable[SentAction]) -> Sequence[Request]:
+def requests_run(worker: WorkerState) -> Sequence[Request]:
     """Requests that a worker runs, as far as can be told: its oldest Infer's, once the load before it has ended."""
-    loading = []
-    for sent in in_flight:
-        if isinstance(sent.action, Infer):
-            return () if sent.copy in loading else sent.requests
-        loading.append(sent.copy)
-    return ()
+    infers = (sent for sent in worker.in_flight.values() if isinstance(sent.action, Infer))
+    oldest = next(infers, None)
+    return () if oldest is None or loads_before(worker, oldest) else oldest.requests
 
 
 def loads_before(worker: WorkerState, infer: SentAction) -> list[SentAction]:

@@ -145,9 +145,9 @@ class Membership:
         self._remove_worker(worker, now_ns)
 
     def _remove_worker(self, worker: WorkerState, now_ns: int) -> None:
-        in_flight, touched = self._books.lose(worker, now_ns)
-        for request in requests_run(in_flight):  # they may be what ended the worker
+        for request in requests_run(worker):  # they may be what ended the worker
             request.lost_on |= {worker.worker_id}
+        in_flight, touched = self._books.lose(worker, now_ns)
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, now_ns)

@@ -445,7 +445,7 @@ class Requests:
     def _do_without(self, worker: WorkerState, silent: bool, now_ns: int) -> None:
         """Queue a sick worker's requests again if another may be in time. The first answer counts."""
         models: dict[Model, None] = {}
-        blamed = requests_run(worker.in_flight.values()) if silent else ()
+        blamed = requests_run(worker) if silent else ()
         for action_id, sent in list(worker.in_flight.items()):
             model = sent.copy.model
             if not sent.requests or worker not in model.suspended:
