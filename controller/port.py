@@ -186,6 +186,10 @@ class Refused(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True
     spent: tuple[Bound, Annotated[float, Meta(ge=0, le=1e18)], Time] | None = None
 
 
+#: gRPC's INTERNAL, of a `Failed` that is a bug's.
+INTERNAL: Final = 13
+
+
 class Failed(msgspec.Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     """A request is not answered, because something is wrong: the status that its client gets."""
 

@@ -22,7 +22,7 @@ from clockwright.wire.bulk import Buffer
 from controller.core.admission import margin_of
 from controller.models.catalogue import Catalogue
 from controller.models.entry import Entry
-from controller.port import Answered, Ask, Failed, Refused, Sink, Told
+from controller.port import INTERNAL, Answered, Ask, Failed, Refused, Sink, Told
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates
@@ -59,9 +59,6 @@ _WANT_INTERVAL_NS = NS_PER_S
 
 # Random bytes in a query id.
 QUERY_ID_BYTES = 16
-
-# gRPC's status INTERNAL.
-_INTERNAL = 13
 
 # Least SLO of a shadow: no query waits for it.
 _SHADOW_SLO_NS = NS_PER_S
@@ -490,7 +487,7 @@ def _bug(asking: _Open, error: Exception) -> Failed:
     """Log an error that is ours, or a store's or policy's of another package, and say so to the client."""
     name = asking.running.application.name
     log.error("application %s: a query failed", name, exc_info=error)
-    return Failed(_INTERNAL, f"internal error: {type(error).__name__}")
+    return Failed(INTERNAL, f"internal error: {type(error).__name__}")
 
 
 def row_id(query_id: str, row: int, rows: int) -> str:

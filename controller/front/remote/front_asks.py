@@ -28,11 +28,8 @@ from controller.front.remote.front_memory import FrontMemory
 from controller.links.held_tensors import HeldInput, SentOutput
 from controller.links.slabs import SLAB_BYTES_MIN
 from controller.links.worker_link import WorkerLink
-from controller.port import Answered, Ask, Failed, Refused, Stale, Told
+from controller.port import INTERNAL, Answered, Ask, Failed, Refused, Stale, Told
 from controller.runtime import late_figures
-
-# gRPC's status INTERNAL.
-_INTERNAL = 13
 
 
 class Shared:
@@ -267,7 +264,7 @@ class FrontAsks:
                 size = description.check(ask)
             except ProtocolError as error:
                 # Its front has a bug. The link stays, for the front's other requests.
-                self._tell(Failed(_INTERNAL, str(error), ask_id=ask.ask_id))
+                self._tell(Failed(INTERNAL, str(error), ask_id=ask.ask_id))
                 continue
             if description.keeps_inputs(ask) and APART in ask.places:
                 # The answers began to be kept after its front got the description.

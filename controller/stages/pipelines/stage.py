@@ -26,6 +26,7 @@ from controller.core.forecast import Forecast
 from controller.models.catalogue import Catalogue
 from controller.models.entry import Entry, Pipeline
 from controller.port import (
+    INTERNAL,
     Answered,
     Ask,
     Course,
@@ -59,9 +60,6 @@ log = logging.getLogger(__name__)
 HELD_BYTES_MAX: Final = 1 << 30
 #: And one of them; a request of so many rows that it could have more is refused as too large.
 REQUEST_BYTES_MAX: Final = 64 << 20
-
-# gRPC's status INTERNAL.
-_INTERNAL: Final = 13
 
 # From one stage's answer to the next one's way lie two turns of the event loop.
 _HOP_NS: Final = 200 * NS_PER_US
@@ -194,7 +192,7 @@ class PipelineStage:
         except Exception as error:
             # Nothing else would answer the request.
             log.exception("pipeline %s: a request failed", asking.pipeline.name)
-            self._refuse(asking, Failed(_INTERNAL, f"internal error: {type(error).__name__}"))
+            self._refuse(asking, Failed(INTERNAL, f"internal error: {type(error).__name__}"))
             return
         if refused is not None:
             self._tell(asking, refused, ())

@@ -28,6 +28,7 @@ from controller.models.stepped import first_state
 from controller.models.streamed import GeneratePlan, StreamPlan
 from controller.port import (
     ANSWERS,
+    INTERNAL,
     Answered,
     Ask,
     Failed,
@@ -48,8 +49,6 @@ STREAMS_MAX: Final = 20_000
 INPUT_BYTES_MAX: Final = 1 << 30
 
 _REMEDY: Final = "fewer streams at a time, or more workers"
-# gRPC's status INTERNAL.
-_INTERNAL: Final = 13
 
 S = TypeVar("S")
 
@@ -175,7 +174,7 @@ class DrivenStage(Generic[S]):
         is_last = any(map(TensorSpec.failure, specs, found))
         if not is_last and (words := _misfit(stream, found)):
             self._forget(stream)
-            stream.sink.told(stream.request_id, Failed(_INTERNAL, words), ())
+            stream.sink.told(stream.request_id, Failed(INTERNAL, words), ())
             return
         more = sum([len(found[out]) - len(stream.inputs[into]) for into, out in plan.feeds])
         if more > 0 and (crowd := self._too_much(more)) is not None:
@@ -197,7 +196,7 @@ class DrivenStage(Generic[S]):
             if stream.done is not None and done.shape != stream.done.shape:
                 self._forget(stream)
                 words = f"model {stream.model.name}: found {done.size} values of stream.final, expected {stream.done.size}"
-                failed = Failed(_INTERNAL, f"{words} as in the step before")
+                failed = Failed(INTERNAL, f"{words} as in the step before")
                 stream.sink.told(stream.request_id, failed, ())
                 return
             stream.done = done if stream.done is None else done | stream.done

@@ -20,7 +20,18 @@ from clockwright.wire.texts import join_texts
 from controller.core.admission import way_back_of
 from controller.models.entry import Entry
 from controller.models.stepped import IDLE_NS, Control, first_state, one_row, pack_number
-from controller.port import STEP, Answered, Ask, AskedStep, Failed, PortStage, Refused, Sink, Told
+from controller.port import (
+    INTERNAL,
+    STEP,
+    Answered,
+    Ask,
+    AskedStep,
+    Failed,
+    PortStage,
+    Refused,
+    Sink,
+    Told,
+)
 from controller.runtime import Runtime
 from controller.stages.sequences.beats import LOAD_MOST, Capacity, StreamBeat, load_with
 from controller.stages.sequences.book import Book, SequenceKey, SteppedModel, Turn
@@ -28,9 +39,8 @@ from controller.stages.sequences.limits import SequenceConfig
 
 S = TypeVar("S")
 
-# gRPC's statuses INVALID_ARGUMENT and INTERNAL.
+# gRPC's status INVALID_ARGUMENT.
 _INVALID: Final = 3
-_INTERNAL: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +182,7 @@ class SequenceStage(Generic[S]):
             if any(map(TensorSpec.failure, form.state_specs, state)):
                 state = None
             elif not all(map(bytes.startswith, state, form.state_heads)):
-                told, outputs, state = Failed(_INTERNAL, _misfit(form, state)), (), None
+                told, outputs, state = Failed(INTERNAL, _misfit(form, state)), (), None
             elif (error := self.book.lacks_room(turn, state)) is not None:
                 told = Refused(error.refusal, error.figures, message=error.message)
                 outputs, state = (), None
