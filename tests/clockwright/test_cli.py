@@ -203,6 +203,12 @@ def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_metrics_that_nobody_asked_for_leave_their_port_to_the_fronts(run: Run) -> None:
+    code, _, err = run("up", "--fronts", "1", "--port", "8002", "--models", "/nowhere")
+    assert code
+    assert "metrics are off: the fronts listen on 8002" in err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -26,6 +27,7 @@ from worker.compiling.compile import compile_model, profile_model, read_weights
 from worker.compiling.open_sizes import SizeSearch, at_sizes, symbols_of
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.devices.sized_io import run_carrying
+from worker.engines import open_kernel
 from worker.engines.onnxruntime import open_session, release_memory
 from worker.engines.open_kernel import Answer, OpenKernel
 from worker.models.groups import group_requests
@@ -438,3 +440,24 @@ def test_the_memory_of_a_large_answer_is_given_back(length: int, tmp_path: Path)
     assert isinstance(answer, str) or answer[0].nbytes == 320 << 20
     del answer
     assert held_bytes() - before < 64 << 20
+
+
+def test_an_answer_that_cannot_be_copied_is_gone_when_memory_is_given_back(
+    kernels: dict[str, OpenKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernels["wide"]
+    values: list[weakref.ref[object]] = []
+    alive: list[bool] = []
+
+    def fails(_spec: TensorSpec, value: object) -> None:
+        values.append(weakref.ref(value))
+        raise MemoryError
+
+    monkeypatch.setattr(open_kernel, "_copied", fails)
+    monkeypatch.setattr(
+        open_kernel, "release_memory", lambda: alive.append(values[-1]() is not None)
+    )
+    answers = kernel.run(requests_of(kernel, [(1, 4)], 0), NO_LIMIT)
+    assert isinstance(answers[0], str)
+    assert alive
+    assert not any(alive)
