@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clockwright.errors import ConfigError, StoreError
+from clockwright.v1 import inference_pb2 as pb
 from controller.core import Outlook
 from controller.core.events import ModelAdded, ModelWanted
 from controller.front.cells.choice import Choices
@@ -32,12 +34,14 @@ from controller.front.cells.rows import (
     key_of,
     make_models,
 )
+from controller.front.remote import cells_backend
 from controller.process import front_process
 from controller.process.cells.publisher import CellPublisher
 from controller.process.cells.reader import CellReader
 from controller.process.cells_cli import list_cells
 from controller.process.config import ControllerConfig, FrontConfig
 from controller.process.lease.places import open_directory
+from experiments.live.local_server import free_ports
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, sends
 from tests.kit.double import INFER, first, request
 from tests.kit.etcd_server import etcd_server
@@ -151,7 +155,7 @@ def test_a_cell_that_takes_no_requests_is_not_chosen() -> None:
 def test_a_model_that_moves_is_asked_where_it_goes_as_long_as_that_cell_is_there() -> None:
     choices = knowing(*cell("a", 1), *cell("b", 12), Move(model="m", to="a"))
     assert chosen(choices) == "a"
-    assert choices.having("m", 0) == ["a"]
+    assert choices.having("m", 0) == ["a", "b"]
     assert chosen(choices, among=("b",)) == "b"
     choices.forget("move/m")
     assert chosen(choices) == "b"
@@ -461,6 +465,108 @@ async def test_calls_that_name_a_model_go_to_a_controller_that_has_it(tmp_path: 
         limit_s = time.monotonic() + 60
         while await ready(name) != b"\x08\x01" or await ready(b"\x0a\x05right") != b"\x08\x01":
             assert time.monotonic() < limit_s
+
+
+async def test_a_version_that_no_controller_has_keeps_nobody_from_asking_for_others(
+    tmp_path: Path,
+) -> None:
+    async with two_cells(tmp_path) as (one, two, channel):
+        await answered(channel, 1)
+        await one.catalogue.remove("double")
+        asked = pb.ModelInferRequest.FromString(request(1))
+        asked.model_version = "99"
+        with pytest.raises(grpc.aio.AioRpcError, match=r"double.*99"):
+            await channel.unary_unary(INFER)(asked.SerializeToString())
+        # Whatever has been described is described again, and one of them lacks the model.
+        await one.catalogue.remove("right")
+        assert [await answered(channel, n) for n in range(10)] == [2 * n for n in range(10)]
+        # Another controller may have such a version later.
+        await two.catalogue.remove("right")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"double.*99"):
+            await channel.unary_unary(INFER)(asked.SerializeToString())
+
+
+@asynccontextmanager
+async def with_an_absent_cell(
+    directory: Path,
+) -> AsyncIterator[tuple[int, asyncio.Task[None], Any]]:
+    """A controller without the model `double`, and the rows of another one that has it and is not there.
+
+    Gives the port where that one is expected, the task that writes its rows, and a channel to a front.
+    """
+    setting = f"file:{directory}/cells"
+    (port,) = free_ports(1)
+    store = open_directory(setting)
+
+    async def tell() -> None:
+        for serial in count():
+            for entry in (
+                CellModels(address=f"127.0.0.1:{port}", models={"double": WARM}),
+                row(f"127.0.0.1:{port}", serial=serial),
+            ):
+                store.put(key_of(entry), encode(entry))
+            await asyncio.sleep(0.05)
+
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(serving(directory / "other"))
+        await other.catalogue.remove("double")
+        await stack.enter_async_context(publisher(setting, other).publishing())
+        telling = asyncio.create_task(tell())
+        stack.callback(telling.cancel)
+        config = FrontConfig(controller="", cells=setting, port=0)
+        front = await stack.enter_async_context(front_process.serving(config))
+        channel = await stack.enter_async_context(_aio.insecure_channel(f"127.0.0.1:{front.port}"))
+        yield port, telling, channel
+
+
+async def test_a_request_waits_while_the_only_controller_that_has_its_model_is_away(
+    tmp_path: Path,
+) -> None:
+    async with with_an_absent_cell(tmp_path) as (port, _, channel):
+        asked = asyncio.ensure_future(answered(channel, 3))
+        await channel.unary_unary(INFER)(request(1, model="right"))
+        async with serving(tmp_path / "one", port=port):
+            assert await asked == 6
+
+
+async def test_what_waits_for_a_controller_that_is_given_up_is_told_that_there_is_no_such_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_an_absent_cell(tmp_path) as (_, telling, channel):
+        asked = asyncio.ensure_future(answered(channel, 3))
+        await channel.unary_unary(INFER)(request(1, model="right"))
+        assert not asked.done()
+        telling.cancel()
+        monkeypatch.setattr(cells_backend, "_FORGOTTEN_NS", 0)
+        with pytest.raises(grpc.aio.AioRpcError, match="double"):
+            await asked
+
+
+async def test_a_front_is_ready_when_all_controllers_are_there_that_have_not_gone(
+    tmp_path: Path,
+) -> None:
+    setting = f"file:{tmp_path}/cells"
+    config = FrontConfig(controller="", cells=setting, port=0)
+    async with (
+        serving(tmp_path / "one") as one,
+        serving(tmp_path / "two") as two,
+        publisher(setting, two).publishing(),
+        AsyncExitStack() as stack,
+    ):
+        store = open_directory(setting)
+        store.put(f"row/{one.controller}", encode(row(one.controller)))
+        # A clock that is slow, so that no row expires on a busy machine.
+        starting = asyncio.ensure_future(
+            stack.enter_async_context(
+                front_process.serving(config, clock=lambda: time.monotonic_ns() // 100)
+            )
+        )
+        await until(lambda: two.fronts is not None and two.fronts.num_fronts == 1)
+        assert not starting.done()
+        async with publisher(setting, one).publishing():
+            await starting
+            assert one.fronts is not None
+            assert one.fronts.num_fronts == 1
 
 
 async def test_a_controller_tells_that_it_is_about_to_go_and_takes_its_entries_along(

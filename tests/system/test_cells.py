@@ -76,7 +76,8 @@ def test_a_model_moves_while_it_is_asked_and_a_killed_controller_costs_no_reques
 
         client = threading.Thread(target=ask)
         client.start()
-        until(lambda: asked[0] > 10, what="it is served")
+        until(lambda: asked[0] > 10 or faults, what="it is served")
+        assert not faults
         told = two_cells.run(
             *("cells", "move", str(two_cells.folder), "--to", two, "--server", one, *flags)
         )

@@ -121,8 +121,9 @@ class Choices:
         return cell is not None and model in cell.models
 
     def having(self, model: str, now_ns: int) -> list[str]:
-        """The cells that have a model, as far as its requests may go there."""
-        return list(self._candidates(model, now_ns, None, ""))
+        """The cells that have a model, those first where its requests may go, then those whose row has expired."""
+        first = list(self._candidates(model, now_ns, None, ""))
+        return first + [a for a in self._cells if a not in first and self.serves(a, model)]
 
     def lacks(self, address: str, model: str) -> None:
         """A cell has said that it does not have a model, whatever its list says; until the next list."""

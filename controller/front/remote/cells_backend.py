@@ -1,7 +1,8 @@
 """Several controllers, as their front sees them: each request goes to one that is chosen for it (`controller.front.cells`).
 
 To each controller there is a link of its own, as if it were the only one (`remote_backend`). Here is only which of them
-gets a request, and that another one gets it if that one is lost, or, once, if it refuses it and there is time. Requests that no controller is there for are held, as with one controller.
+gets a request, and that another one gets it if that one is lost, or, once, if it refuses it and there is time. Requests are
+held while no controller is there, or none that has their model, as with one controller.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,13 +22,13 @@ from clockwright.units import NO_REQUEST, NS_PER_S, RequestId
 from clockwright.wire.bulk import Buffer
 from controller.core.events import RequestArrived
 from controller.front.cells.choice import Choices
-from controller.front.cells.rows import HELPED_ELSEWHERE
+from controller.front.cells.rows import EXPIRY_NS, HELPED_ELSEWHERE
 from controller.front.oip.protocol import Servable
 from controller.front.oip.statuses import ToldStatusError
 from controller.front.remote.backend import DEFAULT_SLO_NS
 from controller.front.remote.controller_connection import ControllerConnection
 from controller.front.remote.open_requests import Waits
-from controller.front.remote.remote_backend import RemoteBackend, RemoteDescription
+from controller.front.remote.remote_backend import NOT_FOUND, RemoteBackend, RemoteDescription
 from controller.links.slabs import Slabs
 from controller.port import ANSWERS, Answered, Ask, Failed, Refused, Stale, Told
 
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 _FORGOTTEN_NS = 30 * NS_PER_S
 #: Controllers of one front: each has a link.
 CELLS_MAX = 64
-# gRPC's status NOT_FOUND: there is no such model.
-_NOT_FOUND = 5
 # What has to be equal for a request that was checked against one description to fit another.
 _CHECKED = ("version", "inputs", "outputs", "steps", "max_steps", "generates", "has_contexts")
 
@@ -83,6 +82,11 @@ class _Cell(RemoteBackend):
         """Let the requests that are held here begin again: another controller takes them."""
         self._resume()
 
+    @property
+    def may_know_more(self) -> bool:
+        """Whether the controller is away, or has started and does not know yet what its workers have."""
+        return self._recovering
+
     @override
     def joined(self) -> None:
         self._cells.joined(self)
@@ -105,6 +109,7 @@ class _Waiting:
     """What waits as long as a client does."""
 
     _sink: Waits
+    _cells: CellsBackend
 
     @property
     def due_ns(self) -> int:
@@ -120,9 +125,9 @@ class _Waiting:
 class _Describing(_Waiting):
     """A request that waits for a cell's description. If the cell lacks the model, another one is looked for."""
 
-    _choices: Choices
     _address: str
     _name: str
+    _version: str
 
     def is_step(self) -> bool:
         """It was not asked yet."""
@@ -130,10 +135,10 @@ class _Describing(_Waiting):
 
     def told(self, request_id: RequestId, told: Told, outputs: Sequence[Buffer]) -> None:
         """Pass on what the cell said, unless the directory was out of date."""
-        lacks = isinstance(told, Failed) and told.code == _NOT_FOUND
-        if lacks and self._choices.serves(self._address, self._name):
-            self._choices.lacks(self._address, self._name)
-            told = Stale()
+        if isinstance(told, Failed) and told.code == NOT_FOUND:
+            other = self._cells.cell_for(self._name, self._version)
+            if other.address != self._address and not other.lacks(self._name, self._version):
+                told = Stale()
         self._sink.told(request_id, told, outputs)
 
 
@@ -141,7 +146,6 @@ class _Describing(_Waiting):
 class _Attempt(_Waiting):
     """A request at one of the controllers: the sink of what that one says."""
 
-    _cells: CellsBackend
     _described: CellDescription
     _ask: Ask
     _inputs: Sequence[Buffer]
@@ -250,14 +254,22 @@ class CellsBackend:
         self._last_number = 0
         #: Generations of links that are gone.
         self._gone = 0
-        #: Set when a controller is there for the first time.
+        #: Set when those controllers are there that the directory had at the start, or whose rows change no more.
         self.attached = asyncio.Event()
+        self._awaited: set[str] = set()
+        self._began_ns = -1
 
     # --- which controllers there are ------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Connect to the controllers that the directory has, and give up those that are gone."""
+    def follow(self, named: Collection[str]) -> None:
+        """Connect to the controllers that the directory has, and give up those that are gone.
+
+        `named`: all that it has, also those that may be gone.
+        """
         now_ns = self.clock()
+        if self._began_ns < 0:
+            self._began_ns, self._awaited = now_ns, set(named)
+        self._look_for_awaited(now_ns)
         for address in self._choices.addresses(now_ns):
             cell = self._cells.get(address)
             if cell is not None:
@@ -272,6 +284,7 @@ class CellsBackend:
                 self._gone += cell.generation + 1
                 del self._cells[address]
                 self._runs.pop(address).cancel()
+                cell.begin_elsewhere()
 
     async def run(self) -> None:
         """Keep the controllers attached, until this is cancelled."""
@@ -286,10 +299,15 @@ class CellsBackend:
     def joined(self, cell: _Cell) -> None:
         """A controller is there: what is held for those that are not goes on."""
         self._there[cell.address] = cell
-        self.attached.set()
+        self._look_for_awaited(self.clock())
         for other in self._cells.values():
             if other.address not in self._there:
                 other.begin_elsewhere()
+
+    def _look_for_awaited(self, now_ns: int) -> None:
+        is_over = now_ns - self._began_ns >= EXPIRY_NS
+        if self._there and (is_over or self._awaited <= self._there.keys()):
+            self.attached.set()
 
     def left(self, cell: _Cell) -> bool:
         """A controller is lost. Returns whether there are others."""
@@ -323,7 +341,7 @@ class CellsBackend:
 
         Returns None if it was not connected in time.
         """
-        return await self._cell_for(model()).find_link(limit_s)
+        return await self.cell_for(model()).find_link(limit_s)
 
     # --- what the service asks ------------------------------------------------------------------
 
@@ -342,7 +360,7 @@ class CellsBackend:
         self, sink: Waits, name: str, version: str, until: Callable[[], int]
     ) -> CellDescription | None:
         """Find what a client names, as a cell describes it that has it."""
-        cell = self._cell_for(name)
+        cell = self.cell_for(name, version)
         found = cell.known(name, version)
         if found is None:
             self._await(cell, sink, name, version, until)
@@ -359,7 +377,11 @@ class CellsBackend:
         cell = self._choose(described, ask)
         name, version = described.name, described.version
         found = cell.known(name, version)
-        if found is not None and not _alike(found.servable, described.servable, ask.rows):
+        if (
+            cell.lacks(name, version)
+            if found is None
+            else not _alike(found.servable, described.servable, ask.rows)
+        ):
             # It was checked against another cell's.
             cell = self._cells.get(described.address, cell)
             found = cell.known(name, version)
@@ -439,14 +461,22 @@ class CellsBackend:
         if chosen is not None:
             return self._there[chosen.address]
         # The directory may be out of date: the cell that described the model says what is true.
-        return self._there.get(described.address) or next(self._any())
+        return self._there.get(described.address) or self.cell_for(
+            described.name, described.version
+        )
 
-    def _cell_for(self, name: str) -> _Cell:
-        """A cell that has a model: the same as long as that is so. If none has, any."""
-        having = self._choices.having(name, self.clock()) if name else ()
-        for address in having:
-            if address in self._there:
-                return self._there[address]
+    def cell_for(self, name: str, version: str = "") -> _Cell:
+        """A cell that has a model: the same as long as that is so. If none is known, one that may; else any."""
+        if not name:
+            return next(self._any())
+        having = self._choices.having(name, self.clock())
+        for cells in (self._there, self._cells):
+            for address in having:
+                if address in cells and not cells[address].lacks(name, version):
+                    return cells[address]
+        for cell in self._cells.values():
+            if cell.may_know_more and not cell.lacks(name, version):
+                return cell
         return next(self._any())
 
     def _any(self) -> Iterator[_Cell]:
@@ -458,7 +488,7 @@ class CellsBackend:
         self, cell: _Cell, sink: Waits, name: str, version: str, until: Callable[[], int]
     ) -> None:
         """Let a request wait for a cell's description; then it begins again."""
-        cell.describe(_Describing(sink, self._choices, cell.address, name), name, version, until)
+        cell.describe(_Describing(sink, self, cell.address, name, version), name, version, until)
 
 
 def _alike(found: Servable, expected: Servable, rows: int) -> bool:

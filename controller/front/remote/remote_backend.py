@@ -49,7 +49,11 @@ _GRACE_NS = 200 * NS_PER_MS
 _SAID_NS = NS_PER_MS
 # Names of which the SLO is remembered when their descriptions are forgotten.
 _SLOS_MAX = 100_000
+# Names and versions that are remembered as lacking.
+_LACKING_MAX = 10_000
 
+#: gRPC's status NOT_FOUND: there is no such model.
+NOT_FOUND = 5
 # gRPC's status ABORTED: clients do not retry by themselves.
 _ABORTED = 10
 _MAY_HAVE_COUNTED = (
@@ -73,6 +77,8 @@ class _Descriptions:
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], RemoteDescription] = {}
+        #: What the controller does not have.
+        self.lacking: set[tuple[str, str]] = set()
         self._asked: dict[tuple[str, str], int] = {}
         self._waiting: dict[int, tuple[tuple[str, str], list[Waits]]] = {}
         self._last_query = 0
@@ -90,11 +96,15 @@ class _Descriptions:
         self._waiting[query_id][1].append(sink)
         return question
 
-    def take(self, query_id: int) -> tuple[tuple[str, str], list[Waits]]:
+    def take(self, query_id: int, *, is_lacking: bool) -> tuple[tuple[str, str], list[Waits]]:
         """A question is answered. Returns its name and version, and the requests that wait for it."""
         key, sinks = self._waiting.pop(query_id, (("", ""), []))
         if self._asked.get(key) == query_id:
             del self._asked[key]
+            if is_lacking:
+                if len(self.lacking) >= _LACKING_MAX:
+                    self.lacking.clear()
+                self.lacking.add(key)
         return key, sinks
 
     def add(self, key: tuple[str, str], described: RemoteDescription) -> None:
@@ -114,6 +124,7 @@ class _Descriptions:
     def forget(self) -> None:
         """All descriptions may have changed."""
         self.known.clear()
+        self.lacking.clear()
         # Descriptions on their way may be out of date.
         self._asked.clear()
 
@@ -273,6 +284,10 @@ class RemoteBackend:
     def known(self, name: str, version: str) -> RemoteDescription | None:
         """The description of what a client names. Returns None if it is not known here."""
         return self._descriptions.known.get((name, version))
+
+    def lacks(self, name: str, version: str) -> bool:
+        """Whether the controller has said that it does not have what a client names."""
+        return (name, version) in self._descriptions.lacking
 
     def describe(
         self, sink: Waits, name: str, version: str, until: Callable[[], int]
@@ -465,8 +480,10 @@ class RemoteBackend:
             self._book.renew(told.ask_id, sink.due_ns)
 
     def _take_described(self, described: frames.Described) -> None:
-        key, sinks = self._descriptions.take(described.query_id)
         failure = described.failure
+        key, sinks = self._descriptions.take(
+            described.query_id, is_lacking=failure is not None and failure.code == NOT_FOUND
+        )
         if failure is not None:
             if described.not_yet and self._recovering:
                 return  # They are held until the next generation, or until they are due.

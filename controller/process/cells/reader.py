@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
@@ -28,8 +28,8 @@ class CellReader:
     #: Take in what is read.
     choices: Choices
     _: KW_ONLY
-    #: Called after each reading.
-    read: Callable[[], None] = lambda: None
+    #: Called after each reading with the addresses of all controllers that the directory has.
+    read: Callable[[Collection[str]], None] = lambda _: None
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class CellReader:
                 self._known.discard(key.removeprefix("row/"))
                 self.choices.forget(key)
             self._say("; ".join(faults))
-        self.read()
+        self.read(self._known)
 
     def _counts(self, entry: Entry) -> bool:
         """Whether an entry counts: the first row of a controller may be all that is left of one that is gone."""
