@@ -12,8 +12,10 @@ import pytest
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from controller.front.admission.entrance import (
     INSIDE_LEAST,
+    INSIDE_NS_MOST,
     PART,
     PART_AT_FIRST,
+    PERIOD_NS_MOST,
     TURN_NS_LEAST,
     TURN_NS_MOST,
     WINDOW_NS,
@@ -96,9 +98,10 @@ class Loop:
         for _ in range(120):
             self.end_window(answers=answers)
 
-    def end_window(self, *, answers: int) -> None:
-        """Be busy until the present window ends."""
-        self.work(WINDOW_NS)
+    def end_window(self, *, answers: int, idle_ns: int = 0) -> None:
+        """Be busy until the present window ends, but for so long."""
+        self.work(WINDOW_NS - idle_ns)
+        self.now_ns += idle_ns
         for _ in range(answers):
             self.door.enter(0)
             self.door.leave(0)
@@ -125,8 +128,9 @@ def test_a_loop_that_is_behind_lets_in_what_it_answers_within_a_part_of_the_slo(
     assert loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
     loop.door.num_requests = most + 2
     assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
-    # One that has more time still enters, and one that has less does not.
-    assert loop.entrance.may_enter("a", loop.now_ns, 2 * SLO_NS, loop.now_ns)
+    # One that has more time still enters where a quarter of it is longer, and one that has less does not.
+    assert not loop.entrance.may_enter("a", loop.now_ns, 2 * SLO_NS, loop.now_ns)
+    assert loop.entrance.may_enter("a", loop.now_ns, 4 * SLO_NS, loop.now_ns)
     loop.door.num_requests = most // 2
     assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS // 5, loop.now_ns)
 
@@ -268,12 +272,45 @@ def test_turns_are_put_farther_apart_while_many_requests_find_the_loop_busy() ->
     assert loop.period_ns == 0  # One client that asks one by one would only wait.
     loop.door.num_requests = 8
     loop.fall_behind(answers=100)
-    assert loop.period_ns == loop.entrance.turn_ns == SLO_NS // 16
+    assert loop.entrance.turn_ns == SLO_NS // 16
+    assert loop.period_ns == PERIOD_NS_MOST
     for _ in range(40):
         loop.now_ns += WINDOW_NS
         loop.entrance.has_time(loop.now_ns, loop.now_ns)
     assert loop.period_ns == 0
     assert not loop.entrance.behind
+
+
+def test_turns_come_closer_again_where_the_loop_waits_for_them_with_more_under_way_than_it_answers() -> (
+    None
+):
+    loop = Loop()
+    loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+    loop.door.num_requests = 101
+    loop.fall_behind(answers=100)
+    longest_ns = loop.period_ns
+    assert longest_ns == PERIOD_NS_MOST
+    # A fifth of the time to spare, and as much is under way as one window answers: it may go on so.
+    loop.door.num_requests = 100
+    loop.end_window(answers=100, idle_ns=WINDOW_NS // 5)
+    assert loop.period_ns == longest_ns
+    loop.door.num_requests = 101
+    periods = []
+    for _ in range(4):
+        loop.end_window(answers=100, idle_ns=WINDOW_NS // 5)
+        periods.append(loop.period_ns)
+    assert periods == [longest_ns // 2, longest_ns // 4, *[loop.entrance.turn_ns // 8] * 2]
+
+
+def test_twice_as_much_is_let_in_while_the_loop_has_just_fallen_behind() -> None:
+    slo_ns = 2 * SLO_NS
+    loop = Loop()
+    loop.end_window(answers=100)
+    assert loop.entrance.behind
+    loop.door.num_requests = int(2 * INSIDE_NS_MOST / loop.entrance.pace_ns)
+    assert loop.entrance.may_enter("a", loop.now_ns, slo_ns, loop.now_ns)
+    loop.door.num_requests += 2
+    assert not loop.entrance.may_enter("a", loop.now_ns, slo_ns, loop.now_ns)
 
 
 def test_a_loop_that_has_time_because_it_refuses_stays_behind_and_lets_more_in() -> None:
