@@ -35,6 +35,7 @@ from controller.front.cells.rows import (
     make_models,
 )
 from controller.front.remote import cells_backend
+from controller.front.remote.remote_backend import RemoteBackend
 from controller.process import front_process
 from controller.process.cells.publisher import CellPublisher
 from controller.process.cells.reader import CellReader
@@ -488,14 +489,14 @@ async def test_a_version_that_no_controller_has_keeps_nobody_from_asking_for_oth
 
 @asynccontextmanager
 async def with_an_absent_cell(
-    directory: Path,
+    directory: Path, port: int = 0
 ) -> AsyncIterator[tuple[int, asyncio.Task[None], Any]]:
     """A controller without the model `double`, and the rows of another one that has it and is not there.
 
     Gives the port where that one is expected, the task that writes its rows, and a channel to a front.
     """
     setting = f"file:{directory}/cells"
-    (port,) = free_ports(1)
+    port = port or free_ports(1)[0]
     store = open_directory(setting)
 
     async def tell() -> None:
@@ -540,6 +541,24 @@ async def test_what_waits_for_a_controller_that_is_given_up_is_told_that_there_i
         monkeypatch.setattr(cells_backend, "_FORGOTTEN_NS", 0)
         with pytest.raises(grpc.aio.AioRpcError, match="double"):
             await asked
+
+
+async def test_a_controller_that_takes_no_such_front_keeps_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    usual = RemoteBackend.run
+
+    async def run(backend: RemoteBackend) -> None:
+        if isinstance(backend, cells_backend._Cell) and backend.address.endswith(f":{port}"):
+            raise ConfigError("found version 2 of the protocol, expected version 1")
+        await usual(backend)
+
+    monkeypatch.setattr(RemoteBackend, "run", run)
+    async with with_an_absent_cell(tmp_path, port) as (_, _, channel):
+        # It writes its rows and lists the model all the same.
+        with pytest.raises(grpc.aio.AioRpcError, match="double"):
+            await answered(channel, 3)
 
 
 async def test_a_front_is_ready_when_all_controllers_are_there_that_have_not_gone(

@@ -70,13 +70,22 @@ class _Cell(RemoteBackend):
         self.address = address
         self.seen_ns = cells.clock()
         self._cells = cells
+        # It takes no front of this version.
+        self._is_unfit = False
 
     async def keep(self) -> None:
-        """Keep the controller attached, unless it takes no front of this version."""
+        """Keep the controller attached, unless it takes no front of this version. Then it has nothing for this front."""
         try:
             await self.run()
         except ClockwrightError as error:
             log.error("%s", error)
+            self._is_unfit = True
+            self.begin_elsewhere()
+            await self._sweep()  # If there is no other, what is held here still ends.
+
+    @override
+    def lacks(self, name: str, version: str) -> bool:
+        return self._is_unfit or super().lacks(name, version)
 
     def begin_elsewhere(self) -> None:
         """Let the requests that are held here begin again: another controller takes them."""
@@ -84,7 +93,7 @@ class _Cell(RemoteBackend):
 
     @property
     def may_know_more(self) -> bool:
-        """Whether the controller is away, or has started and does not know yet what its workers have."""
+        """Whether the controller was lost, or has started again and does not know yet what its workers have."""
         return self._recovering
 
     @override
@@ -125,7 +134,6 @@ class _Waiting:
 class _Describing(_Waiting):
     """A request that waits for a cell's description. If the cell lacks the model, another one is looked for."""
 
-    _address: str
     _name: str
     _version: str
 
@@ -137,7 +145,7 @@ class _Describing(_Waiting):
         """Pass on what the cell said, unless the directory was out of date."""
         if isinstance(told, Failed) and told.code == NOT_FOUND:
             other = self._cells.cell_for(self._name, self._version)
-            if other.address != self._address and not other.lacks(self._name, self._version):
+            if not other.lacks(self._name, self._version):
                 told = Stale()
         self._sink.told(request_id, told, outputs)
 
@@ -254,7 +262,7 @@ class CellsBackend:
         self._last_number = 0
         #: Generations of links that are gone.
         self._gone = 0
-        #: Set when those controllers are there that the directory had at the start, or whose rows change no more.
+        #: Set when those controllers are there that the directory had at first, or one of them a second later.
         self.attached = asyncio.Event()
         self._awaited: set[str] = set()
         self._began_ns = -1
@@ -267,7 +275,7 @@ class CellsBackend:
         `named`: all that it has, also those that may be gone.
         """
         now_ns = self.clock()
-        if self._began_ns < 0:
+        if self._began_ns < 0 and named:
             self._began_ns, self._awaited = now_ns, set(named)
         self._look_for_awaited(now_ns)
         for address in self._choices.addresses(now_ns):
@@ -341,7 +349,8 @@ class CellsBackend:
 
         Returns None if it was not connected in time.
         """
-        return await self.cell_for(model()).find_link(limit_s)
+        cell = self._listed(model(), "") or next(self._any())
+        return await cell.find_link(limit_s)
 
     # --- what the service asks ------------------------------------------------------------------
 
@@ -465,19 +474,26 @@ class CellsBackend:
             described.name, described.version
         )
 
-    def cell_for(self, name: str, version: str = "") -> _Cell:
+    def cell_for(self, name: str, version: str) -> _Cell:
         """A cell that has a model: the same as long as that is so. If none is known, one that may; else any."""
-        if not name:
-            return next(self._any())
-        having = self._choices.having(name, self.clock())
-        for cells in (self._there, self._cells):
-            for address in having:
-                if address in cells and not cells[address].lacks(name, version):
-                    return cells[address]
+        if (listed := self._listed(name, version)) is not None:
+            return listed
+        for cell in self._there.values():
+            if not cell.lacks(name, version):
+                return cell
         for cell in self._cells.values():
             if cell.may_know_more and not cell.lacks(name, version):
                 return cell
         return next(self._any())
+
+    def _listed(self, name: str, version: str) -> _Cell | None:
+        """A cell that lists a model, one that is there if possible."""
+        having = self._choices.having(name, self.clock()) if name else ()
+        for cells in (self._there, self._cells):
+            for address in having:
+                if address in cells and not cells[address].lacks(name, version):
+                    return cells[address]
+        return None
 
     def _any(self) -> Iterator[_Cell]:
         """All cells, those that are there first."""
@@ -488,7 +504,7 @@ class CellsBackend:
         self, cell: _Cell, sink: Waits, name: str, version: str, until: Callable[[], int]
     ) -> None:
         """Let a request wait for a cell's description; then it begins again."""
-        cell.describe(_Describing(sink, self, cell.address, name, version), name, version, until)
+        cell.describe(_Describing(sink, self, name, version), name, version, until)
 
 
 def _alike(found: Servable, expected: Servable, rows: int) -> bool:
