@@ -186,7 +186,8 @@ class Refused(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True
     spent: tuple[Bound, Annotated[float, Meta(ge=0, le=1e18)], Time] | None = None
 
 
-#: gRPC's INTERNAL, of a `Failed` that is a bug's.
+#: gRPC's NOT_FOUND, of a `Failed` that says that there is no such model, and INTERNAL, of one that is a bug's.
+NOT_FOUND: Final = 5
 INTERNAL: Final = 13
 
 

@@ -80,8 +80,8 @@ _READS = "8 and 64 connections are not read and answered within a quarter of 10 
 
 # By hand: 28,500 refusals per second leave 83 % of what the loop answers without them.
 _REFUSING = (
-    "to read and refuse the rest takes a sixth of the loop at twice the capacity over one connection; the capacities that"
-    " repeats found over 8 differ 1.54 times"
+    "to read and refuse the rest takes a sixth of the loop at twice the capacity over one connection (by hand); over 8 the"
+    " cause is not known"
 )
 
 # Counted by `experiments.bench.core_lines`, and timed on the machine of `core.json`.

@@ -8,7 +8,7 @@ cell that is chosen judges each request itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -120,10 +120,13 @@ class Choices:
         cell = self._cells.get(address)
         return cell is not None and model in cell.models
 
-    def having(self, model: str, now_ns: int) -> list[str]:
+    def having(self, model: str, now_ns: int) -> Iterator[str]:
         """The cells that have a model, those first where its requests may go, then those whose row has expired."""
-        first = list(self._candidates(model, now_ns, None, ""))
-        return first + [a for a in self._cells if a not in first and self.serves(a, model)]
+        first = self._candidates(model, now_ns, None, "")
+        yield from first
+        for address in self._cells:
+            if address not in first and self.serves(address, model):
+                yield address
 
     def lacks(self, address: str, model: str) -> None:
         """A cell has said that it does not have a model, whatever its list says; until the next list."""

@@ -28,9 +28,9 @@ from controller.front.oip.statuses import ToldStatusError
 from controller.front.remote.backend import DEFAULT_SLO_NS
 from controller.front.remote.controller_connection import ControllerConnection
 from controller.front.remote.open_requests import Waits
-from controller.front.remote.remote_backend import NOT_FOUND, RemoteBackend, RemoteDescription
+from controller.front.remote.remote_backend import RemoteBackend, RemoteDescription
 from controller.links.slabs import Slabs
-from controller.port import ANSWERS, Answered, Ask, Failed, Refused, Stale, Told
+from controller.port import ANSWERS, NOT_FOUND, Answered, Ask, Failed, Refused, Stale, Told
 
 log = logging.getLogger(__name__)
 
@@ -488,9 +488,9 @@ class CellsBackend:
 
     def _listed(self, name: str, version: str) -> _Cell | None:
         """A cell that lists a model, one that is there if possible."""
-        having = self._choices.having(name, self.clock()) if name else ()
-        for cells in (self._there, self._cells):
-            for address in having:
+        now_ns = self.clock()
+        for cells in (self._there, self._cells) if name else ():
+            for address in self._choices.having(name, now_ns):
                 if address in cells and not cells[address].lacks(name, version):
                     return cells[address]
         return None

@@ -39,7 +39,7 @@ from controller.front.remote.fed_requests import Feeding
 from controller.front.remote.open_requests import OpenRequests, Waits
 from controller.front.remote.shared_tensors import SharedTensors
 from controller.links.slabs import SLAB_BYTES_MIN, Slabs
-from controller.port import ANSWERS, Answered, Ask, Bound, Failed, Refused, Stale, Told
+from controller.port import ANSWERS, NOT_FOUND, Answered, Ask, Bound, Failed, Refused, Stale, Told
 
 # Overdue requests are looked for this often, and less often while none is held. The controller refuses its own in
 # time, and gets this much longer to say so.
@@ -52,8 +52,6 @@ _SLOS_MAX = 100_000
 # Names and versions that are remembered as lacking.
 _LACKING_MAX = 10_000
 
-#: gRPC's status NOT_FOUND: there is no such model.
-NOT_FOUND = 5
 # gRPC's status ABORTED: clients do not retry by themselves.
 _ABORTED = 10
 _MAY_HAVE_COUNTED = (
