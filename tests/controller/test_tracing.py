@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,7 +21,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from controller.front.services.tracing import Tracing
+from controller.front.services.tracing import SPAN, Tracing
+from controller.port import Answered, Course
 from controller.process import front_process
 from controller.process.app import Controller, running
 from controller.process.config import ControllerConfig, FrontConfig
@@ -237,6 +239,35 @@ async def test_a_front_apart_traces_what_its_controller_tells_of_a_request(tmp_p
         assert attributes(run)["clockwright.batch_size"] == 1
 
 
+@pytest.mark.parametrize(
+    ("begin_ns", "end_ns", "found"),
+    [(2000, 5000, (3000, 6000)), (-3000, 2000, (1000, 3000)), (8000, 11_000, (9000, 10_000))],
+    ids=["right", "ahead", "behind"],
+)
+def test_a_run_lies_inside_its_request_however_wrong_its_workers_clock_is(
+    begin_ns: int, end_ns: int, found: tuple[int, int]
+) -> None:
+    collector = Collector()
+    tracing = Tracing(collector.address, share=1.0, clock=lambda: 10_000)
+    call: Any = _Asking()
+    asked: Any = SimpleNamespace(slo_ns=NS_PER_S, request_id="one")
+    figures = {field: 0 for field in Course.__struct_fields__} | {"worker": "w0", "cold": False}
+    course = Course(**figures | {"exec_begin_ns": begin_ns, "exec_end_ns": end_ns})
+    trace = tracing.begin(call)
+    assert trace is not None
+    trace.answered(Answered(0, course=course), asked)
+    tracing.close()
+    collector.server.stop(None)
+    spans = {span.name: span for span in collector.taken()}
+    # The request comes at 1000 on a clock that stands at 10,000 now.
+    zero_ns = spans.pop(SPAN).start_time_unix_nano - 1000
+    lie = {
+        name: (span.start_time_unix_nano - zero_ns, span.end_time_unix_nano - zero_ns)
+        for name, span in spans.items()
+    }
+    assert lie == {"queue": (1000, found[0]), "exec": found}
+
+
 def test_traces_without_a_collector_are_a_mistake() -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT of a collector"):
         ControllerConfig(trace_share=0.5)
@@ -247,7 +278,7 @@ def test_traces_without_a_collector_are_a_mistake() -> None:
 class _Asking:
     """A call whose client wants it traced."""
 
-    arrival_ns = 0
+    arrival_ns = 1000
 
     def header(self, name: str) -> str:
         return f"00-{TRACE}-{ABOVE}-01" if name == "traceparent" else ""

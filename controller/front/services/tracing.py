@@ -65,11 +65,15 @@ class Trace:
         attributes: dict[str, Any] = {"rpc.response.status_code": "OK"}
         inner: list[tuple[str, int, int, dict[str, Any]]] = []
         if (course := told.course) is not None:
-            arrival_ns = self._arrival_ns
+            arrival_ns, now_ns = self._arrival_ns, self._tracing.clock()
             attributes["clockwright.request_id"] = course.request_id
             on_worker = {"clockwright.worker": course.worker}
-            # A worker's clock may be known a little wrong. No EXEC begins before its request comes.
-            begin_ns = arrival_ns + max(course.exec_begin_ns, 0)
+            # A worker's clock may be known a little wrong. No EXEC begins before its request comes, or ends after
+            # its answer is here.
+            begin_ns, end_ns = (
+                min(arrival_ns + max(from_arrival_ns, 0), now_ns)
+                for from_arrival_ns in (course.exec_begin_ns, course.exec_end_ns)
+            )
             inner.append(("queue", arrival_ns, begin_ns, {}))
             if course.load_end_ns:
                 load_ns = arrival_ns + course.load_begin_ns, arrival_ns + course.load_end_ns
@@ -79,7 +83,7 @@ class Trace:
                 "clockwright.action_id": course.action_id,
                 "clockwright.batch_size": course.batch_size,
             }
-            inner.append(("exec", begin_ns, arrival_ns + course.exec_end_ns, of_batch))
+            inner.append(("exec", begin_ns, end_ns, of_batch))
         self._over(asked, attributes, inner)
 
     def failed(self, error: Exception, asked: CheckedRequest | None) -> None:
