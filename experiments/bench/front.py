@@ -22,18 +22,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_US, PAGE_BYTES
-from experiments.bench.live import bare_server
+from experiments.bench.live import bare_server, mosec_server
 from experiments.live.live_run import LiveModel
-from experiments.live.local_server import LocalServer, folders, free_ports
+from experiments.live.local_server import LocalServer, folders
 from experiments.live.open_loop import ClientLoad, await_model
 from experiments.live.open_loop_client import request_bytes
 from experiments.study.study import Study, chosen
@@ -46,26 +45,6 @@ _BATCH_SIZES = (1, 2, 4, 8, 16)
 _FIRST_RPS = 200.0
 # HTTP/1.1 has one request at a time on a connection.
 _MOSEC_CONNECTIONS = 512
-_MOSEC = """
-from mosec import Server, Worker
-
-
-class Echo(Worker):
-    def deserialize(self, data):
-        return data
-
-    def serialize(self, data):
-        return data
-
-    def forward(self, data):
-        return [bytes(40)] * len(data)
-
-
-server = Server()
-server.append_worker(Echo, num=1, max_batch_size=16, max_wait_time=1)
-server.run()
-"""
-_MOSEC_START_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +224,20 @@ def _ours(folder: Path, program: Path) -> Iterator[FloodedServer]:
 
 
 @contextmanager
+def _on_servers_core(serving: AbstractContextManager[tuple[str, int]]) -> Iterator[int]:
+    """Start a server on its core; its port."""
+    with ExitStack() as stack:
+        with _cores(server=True):
+            address, _ = stack.enter_context(serving)
+        yield int(address.rpartition(":")[2])
+
+
+@contextmanager
 def _grpcio(folder: Path, program: Path) -> Iterator[FloodedServer]:
-    with _cores(server=True):
-        serving = bare_server("sync")
-        address, _ = serving.__enter__()
-    try:
+    with _on_servers_core(bare_server("sync")) as port:
         yield FloodedServer(
-            name="grpcio", port=int(address.rpartition(":")[2]), path=_INFER, folder=folder,
-            program=program, message=_message("small"),
+            name="grpcio", port=port, path=_INFER, folder=folder, program=program, message=_message("small"),
         )  # fmt: skip
-    finally:
-        serving.__exit__(None, None, None)
 
 
 def _message(model: str) -> Callable[[int], bytes]:
@@ -268,39 +250,11 @@ def _message(model: str) -> Callable[[int], bytes]:
 
 @contextmanager
 def _mosec(python: str, folder: Path, program: Path) -> Iterator[FloodedServer]:
-    script = folder / "serve.py"
-    script.write_text(_MOSEC)
-    target = FloodedServer(
-        name="mosec", port=free_ports(1)[0], path="http1:/inference", folder=folder, program=program,
-        message=lambda _: bytes(3136), connections_least=_MOSEC_CONNECTIONS,
-    )  # fmt: skip
-    command = [python, str(script), "--port", str(target.port), "--capacity", "64"]
-    environment = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
-    with _cores(server=True):
-        process = subprocess.Popen(
-            [*command, "--log-level", "error"],
-            env=environment,
-            cwd=folder,
-            stderr=subprocess.DEVNULL,
-        )
-    try:
-        since_s = time.monotonic()
-        while not _answers(target):
-            if process.poll() is not None or time.monotonic() - since_s > _MOSEC_START_S:
-                raise ConfigError(f"mosec of {python} did not start")
-            time.sleep(0.1)
-        yield target
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(target: FloodedServer) -> bool:
-    try:
-        (found,) = target.offer([(20, 1)], 1000, 0.2, 1)
-    except RuntimeError:
-        return False
-    return bool(found["ok"])
+    with _on_servers_core(mosec_server(python, folder)) as port:
+        yield FloodedServer(
+            name="mosec", port=port, path="http1:/inference", folder=folder, program=program,
+            message=lambda _: bytes(3136), connections_least=_MOSEC_CONNECTIONS,
+        )  # fmt: skip
 
 
 def _asked(

@@ -9,34 +9,45 @@ CPU time is that of all processes of a server, as the kernel's scheduler counts 
 bytes out; `top` 602 kB in and 4 kB out; `echo` 602 kB in and out. The device of these is modelled and takes
 1 us, so that the server is what is measured; `mlp` is `small` on the processor.
 
-`--native` measures what `make native` compiled, too: as `small_us_c32_native`. `native_large_ratio` is its processor time
+`--mosec PYTHON` names a Python that has mosec, whose server answers `small` in batches over HTTP/1.1, a connection
+for each client. `--native` measures what `make native` compiled, too: as `small_us_c32_native`. `native_large_ratio` is its processor time
 compared with that of the sources with 602 kB, and `native_large_memory_ratio` its memory: the worse of `top` and `echo`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import multiprocessing
 import os
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import uvloop
 
+from clockwright.errors import ConfigError
 from clockwright.process import keep_big_blocks
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_US
 from clockwright.v1 import inference_pb2 as oip
-from experiments.live.local_server import LocalServer
+from experiments.live.local_server import LocalServer, free_ports
 from experiments.live.processor_time import cpu_ns, family, rss_bytes
 from experiments.native import ENVIRONMENT
 from experiments.study.bench import Findings, bench, need_cores
@@ -45,6 +56,26 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+_MOSEC = """
+from mosec import Server, Worker
+
+
+class Echo(Worker):
+    def deserialize(self, data):
+        return data
+
+    def serialize(self, data):
+        return data
+
+    def forward(self, data):
+        return [bytes(40)] * len(data)
+
+
+server = Server()
+server.append_worker(Echo, num=1, max_batch_size=16, max_wait_time=1)
+server.run()
+"""
+_MOSEC_START_S = 10.0
 _WARM_S = 0.3
 _LIMIT_S = 60.0
 # What of the compiled build is compared, and the figure of it.
@@ -57,6 +88,8 @@ class Setting:
 
     #: Measure `build/native`, too.
     native: bool = False
+    #: A Python that has mosec; empty: mosec is left out.
+    mosec: str = ""
     rounds: int = 3
     #: Length of each turn.
     seconds: float = 2.0
@@ -154,6 +187,34 @@ def bare_server(kind: str) -> Iterator[tuple[str, int]]:
         process.join()
 
 
+@contextmanager
+def mosec_server(python: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A server of mosec with batches of 16 and a bound of 64 requests, until the block ends: its address and its pid.
+
+    Raises:
+        ConfigError: it does not start.
+    """
+    script = folder / "mosec_server.py"
+    script.write_text(_MOSEC)
+    (port,) = free_ports(1)
+    command = [python, str(script), "--port", str(port), "--capacity", "64", "--log-level", "error"]
+    environment = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    process = subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.DEVNULL)
+    url, since_s = f"http://127.0.0.1:{port}/inference", time.monotonic()
+    try:
+        while True:
+            with suppress(httpx.TransportError):
+                if httpx.post(url, content=bytes(3136)).is_success:
+                    break
+            if process.poll() is not None or time.monotonic() - since_s > _MOSEC_START_S:
+                raise ConfigError(f"mosec of {python} did not start")
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
 # --- the generator --------------------------------------------------------------------------------
 
 
@@ -169,42 +230,69 @@ def infer_request(
     return request.SerializeToString()
 
 
-async def _latencies(
-    channel: Any,  # noqa: ANN401
-    request: bytes,
-    num_clients: int,
-    seconds: float,
-) -> list[float]:
+Asker = Callable[[], Awaitable[object]]
+
+
+@asynccontextmanager
+async def _over_grpc(address: str, payload: str, num_clients: int) -> AsyncIterator[list[Asker]]:
+    """Clients that ask over one channel."""
+    request = infer_request(payload, PAYLOADS[payload].shape)
+    channel: Any
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        ask = functools.partial(channel.unary_unary(INFER), request, timeout=_LIMIT_S)
+        yield [ask] * num_clients
+
+
+@asynccontextmanager
+async def _over_http(address: str, payload: str, num_clients: int) -> AsyncIterator[list[Asker]]:
+    """Clients that ask over a connection of HTTP/1.1 each."""
+    body = bytes(4 * math.prod(PAYLOADS[payload].shape))
+    head = f"POST /inference HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, _, port = address.partition(":")
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head.encode() + body)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        assert status.startswith("http/1.1 200"), status
+        (length,) = (line[15:] for line in lines if line.startswith("content-length:"))
+        await reader.readexactly(int(length))
+
+    streams = [await asyncio.open_connection(host, int(port)) for _ in range(num_clients)]
+    yield [functools.partial(ask, *stream) for stream in streams]
+    for _, writer in streams:
+        writer.close()
+
+
+async def _latencies(askers: Sequence[Asker], seconds: float) -> list[float]:
     """Have clients ask for a while, one request after the other, each at least once; gives what each took, in s."""
-    ask, found = channel.unary_unary(INFER), list[float]()
+    found = list[float]()
     end_s = time.perf_counter() + seconds
 
-    async def go_on() -> None:
+    async def go_on(ask: Asker) -> None:
         now_s = 0.0
         while now_s < end_s:
             begin_s = time.perf_counter()
-            await ask(request, timeout=_LIMIT_S)
+            await ask()
             now_s = time.perf_counter()
             found.append(now_s - begin_s)
 
-    await asyncio.gather(*(go_on() for _ in range(num_clients)))
+    await asyncio.gather(*map(go_on, askers))
     return found
 
 
 async def _turn(
-    address: str, pid: int, payload: str, num_clients: int, seconds: float
+    clients: AbstractAsyncContextManager[list[Asker]], pid: int, seconds: float
 ) -> dict[str, float]:
-    """Have so many clients ask a server for a while, one request after the other.
+    """Have clients ask a server for a while, one request after the other.
 
     Returns:
         us of the server's processors per answer, answers per second, latencies, and MB that the server has resident.
     """
-    request = infer_request(payload, PAYLOADS[payload].shape)
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        await _latencies(channel, request, num_clients, _WARM_S)
+    async with clients as askers:
+        await _latencies(askers, _WARM_S)
         pids = family(pid)
         before_ns, begin_s = cpu_ns(pids), time.perf_counter()
-        latencies_s = sorted(await _latencies(channel, request, num_clients, seconds))
+        latencies_s = sorted(await _latencies(askers, seconds))
         elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
         "us": used_ns / len(latencies_s) / 1e3,
@@ -248,6 +336,8 @@ def measure(setting: Setting) -> Findings:
             addresses[name] = server.address, server.process.pid
         for kind in ("sync", "aio"):
             addresses[kind] = stack.enter_context(bare_server(kind))
+        if setting.mosec:
+            addresses["mosec"] = stack.enter_context(mosec_server(setting.mosec, Path(scratch)))
         os.sched_setaffinity(0, cores[-1:])
         for number in range(setting.rounds):
             _run_round(addresses, samples, setting.seconds, backwards=number % 2 == 1)
@@ -265,25 +355,30 @@ def _run_round(
     backwards: bool,
 ) -> None:
     def turn(name: str, payload: str, num_clients: int, key: str) -> dict[str, float]:
-        found = uvloop.run(_turn(*addresses[name], payload, num_clients, seconds))
+        address, pid = addresses[name]
+        over = _over_http if name == "mosec" else _over_grpc
+        found = uvloop.run(_turn(over(address, payload, num_clients), pid, seconds))
         for unit, value in found.items():
             samples.setdefault(key.format(unit=unit), []).append(value)
         return found
 
-    order = [name for name in ("", "native", "sync", "aio") if name in addresses]
+    order = [name for name in ("", "native", "sync", "aio", "mosec") if name in addresses]
     if backwards:
         order.reverse()
     large: dict[str, float] = {}
     for payload, clients in CASES:
         found = {}
         for name in order:
+            if name == "mosec" and payload != "small":
+                continue
             key = f"{payload}_{name}_{{unit}}_c{clients}"
             if name in ("", "native"):
                 key = f"{payload}_{{unit}}_c{clients}{'_' * bool(name)}{name}"
             found[name] = turn(name, payload, clients, key)
-        for name, suffix in (("sync", ""), ("aio", "_aio")):
-            ratio = found[""]["us"] / found[name]["us"]
-            samples.setdefault(f"{payload}_ratio{suffix}_c{clients}", []).append(ratio)
+        for name, suffix in (("sync", ""), ("aio", "_aio"), ("mosec", "_mosec")):
+            if name in found:
+                ratio = found[""]["us"] / found[name]["us"]
+                samples.setdefault(f"{payload}_ratio{suffix}_c{clients}", []).append(ratio)
         if "native" in found and payload != "small":
             for unit, figure in _NATIVE_LARGE.items():
                 ratio = found["native"][unit] / found[""][unit]
