@@ -75,9 +75,9 @@ class SocketWaiter:
 class ActionThread:
     """Runs until `close`. What it calls may take a while only where one device is served."""
 
-    def __init__(self, *, realtime: bool = False) -> None:
-        """Start the thread; `realtime` as of `tune_thread`: nothing that it calls computes."""
-        self._realtime = realtime
+    def __init__(self, *, waits: bool = False) -> None:
+        """Start the thread; `waits` as of `tune_thread`: nothing that it calls computes."""
+        self._waits = waits
         self._waiter = SocketWaiter()
         self._due: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
@@ -107,7 +107,7 @@ class ActionThread:
         self._waiter.wake()
 
     def _run(self) -> None:
-        tune_thread(realtime=self._realtime)
+        tune_thread(waits=self._waits)
         due, waiter = self._due, self._waiter
         while not self._is_closed:
             try:

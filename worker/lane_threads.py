@@ -261,9 +261,9 @@ class LaneThreads(Generic[M]):
         device = self._device
         if lane is Lane.EXEC and device.exec_core is not None:
             bind_thread((device.exec_core,))
-            tune_thread(realtime=device.exec_core_is_own)
+            tune_thread(alone=device.exec_core_is_own)
         else:
-            tune_thread(realtime=lane not in device.computing_lanes)
+            tune_thread(waits=lane not in device.computing_lanes)
         if lane is Lane.EXEC and isinstance(self._device, QueueingDevice):
             self._serve_queue(self._device)
             return

@@ -71,7 +71,7 @@ async def _run(config: WorkerConfig) -> None:
         assert isinstance(device, ModelledDevice)
         devices.append(device.twin())
     try:
-        with closing(ActionThread(realtime=isinstance(device, TimedDevice))) as actions:
+        with closing(ActionThread(waits=isinstance(device, TimedDevice))) as actions:
             links = [
                 ControllerLink(own, each, files, actions)
                 for own, each in zip(config.each_device, devices, strict=True)

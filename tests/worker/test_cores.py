@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from clockwright.cores import (
     granted_cores,
     parse_cores,
     spell_cores,
+    take_short_slices,
     usable_cores,
 )
 from clockwright.errors import ConfigError
@@ -85,6 +87,12 @@ def test_cores_that_are_not_there_are_refused() -> None:
         check_cores((900,))
 
 
+def _in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_thread_that_computes_comes_before_ordinary_ones_where_that_is_allowed(
     allowed: bool, monkeypatch: pytest.MonkeyPatch
@@ -98,10 +106,33 @@ def test_a_thread_that_computes_comes_before_ordinary_ones_where_that_is_allowed
 
     monkeypatch.setattr(os, "getpriority", lambda *_: 4)
     monkeypatch.setattr(os, "setpriority", set_priority)
-    thread = threading.Thread(target=lambda: tune_thread(realtime=False))
-    thread.start()
-    thread.join()
+    _in_a_thread(tune_thread)
     assert asked == [(os.PRIO_PROCESS, 0, -6)]
+
+
+def test_a_thread_that_waits_displaces_none_where_the_kernel_knows_short_slices() -> None:
+    found = []
+
+    def wait() -> None:
+        if take_short_slices():
+            tune_thread(waits=True)
+            found.append(os.sched_getscheduler(0))
+
+    _in_a_thread(wait)
+    if not found:
+        pytest.skip("this kernel knows no short slices")
+    assert found == [os.SCHED_OTHER]
+
+
+def test_a_thread_that_waits_is_a_real_time_thread_on_older_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("worker.timing.take_short_slices", lambda: False)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *of: asked.append(of[:2]))
+    _in_a_thread(lambda: tune_thread(waits=True))
+    _in_a_thread(lambda: tune_thread(alone=True))
+    assert asked == [(0, os.SCHED_FIFO)] * 2
 
 
 def test_a_worker_tries_up_to_a_thread_for_each_of_its_cores() -> None:

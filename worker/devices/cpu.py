@@ -351,7 +351,7 @@ class CpuDevice(Device[CpuModel]):
             bind_thread(cores[1:] or cores)
         # Threads that spin between two runs would otherwise keep a core from those that share it.
         if self.exec_core_is_own:
-            tune_thread(realtime=True)
+            tune_thread(alone=True)
 
     def _measure_page_copy(self) -> int:
         """How long the copy of one page takes, in ns. Seeds the duration of every LOAD."""
