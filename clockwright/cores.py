@@ -176,11 +176,11 @@ def take_short_slices() -> bool:
     # The kernel takes all of it together.
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     wanted = _SchedAttr(size=size, nice=niceness, runtime=SHORT_SLICE_NS)
-    return (
-        syscall(number, 0, ctypes.byref(wanted), 0) == 0
-        and syscall(number + 1, 0, ctypes.byref(found), size, 0) == 0
-        and found.runtime == SHORT_SLICE_NS
-    )
+    if syscall(number, 0, ctypes.byref(wanted), 0) or syscall(
+        number + 1, 0, ctypes.byref(found), size, 0
+    ):
+        return False
+    return bool(found.runtime == SHORT_SLICE_NS)
 
 
 def _quota(root: Path, otherwise: float) -> float:

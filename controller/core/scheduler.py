@@ -87,6 +87,7 @@ from controller.core.statistics import (
     held_pages_of,
     model_statistics_of,
     model_times_of,
+    num_with_devices,
     outlook_of,
     snapshot,
 )
@@ -332,6 +333,10 @@ class Scheduler:
     def num_open_requests(self) -> int:
         """Requests that have no response yet."""
         return len(self._books.requests)
+
+    def num_with_devices(self, now_ns: int) -> int:
+        """Requests of these that wait for a device, and not for this process. Takes O(workers)."""
+        return num_with_devices(self._books, now_ns)
 
     @property
     def predicts(self) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.admission import rows_due
 from controller.core.books import Books
 from controller.core.capacity import KindStatistics
 from controller.core.state import Model, WorkerState
+
+_MOMENT_NS: Final = 2 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,24 @@ def held_pages_of(books: Books) -> dict[WorkerId, list[HeldPages]]:
         ]
         for worker in books.workers.values()
     }
+
+
+def num_with_devices(books: Books, now_ns: int) -> int:
+    """Requests of Infers whose end is still to come, and not within the next moment: no result of theirs waits to be read.
+
+    An Infer is thought to be over once it is late, or once it and those before it can have been run in no time: what is
+    predicted then is how late this process reads.
+    """
+    found = 0
+    for worker in books.workers.values():
+        exec_ns = 0
+        for sent in worker.in_flight.values():
+            if sent.requests:
+                exec_ns += sent.action.expected_duration_ns
+                found += len(sent.requests) * (
+                    min(exec_ns, sent.expected_end_ns - now_ns) > _MOMENT_NS
+                )
+    return found
 
 
 def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | None:

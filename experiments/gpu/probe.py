@@ -185,7 +185,7 @@ def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS
 def _wake_up(late: list[int], *, runs: int, tuned: bool) -> None:
     """Sleep for 1 to 4 ms, again and again; note by how many ns each sleep was too long."""
     if tuned:
-        tune_thread(realtime=True)
+        tune_thread(waits=True)
     rng = random.Random(0)
     for _ in range(runs):
         time_ns = time.monotonic_ns() + rng.randint(NS_PER_MS, 4 * NS_PER_MS)

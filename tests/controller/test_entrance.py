@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -24,6 +25,8 @@ from controller.front.admission.entrance import (
     thread_used_ns,
 )
 from controller.front.admission.limits import AdmissionLimits
+from controller.process.app import running
+from controller.process.config import ControllerConfig
 
 SLO_NS: Final = 50 * NS_PER_MS
 
@@ -133,6 +136,26 @@ def test_a_loop_that_is_behind_lets_in_what_it_answers_within_a_part_of_the_slo(
     assert loop.entrance.may_enter("a", loop.now_ns, 4 * SLO_NS, loop.now_ns)
     loop.door.num_requests = most // 2
     assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS // 5, loop.now_ns)
+
+
+def test_what_devices_are_still_to_answer_takes_no_room() -> None:
+    loop = Loop()
+    loop.entrance.num_elsewhere = lambda: 500
+    loop.fall_behind(answers=100)
+    loop.door.num_requests = 550
+    assert loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+    loop.door.num_requests = 650
+    assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+    # Devices have answered since the last look.
+    loop.door.num_requests = 50
+    assert loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
+
+
+async def test_a_controller_tells_its_entrance_what_devices_have(tmp_path: Path) -> None:
+    config = ControllerConfig(port=0, http_port=0, models_dir=tmp_path)
+    async with running(config) as controller:
+        entrance = controller.fronts.shared.entrance
+        assert entrance.num_elsewhere == controller.runtime.num_with_devices
 
 
 def test_what_waited_before_it_was_read_counts() -> None:

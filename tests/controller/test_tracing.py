@@ -251,8 +251,9 @@ def test_a_run_lies_inside_its_request_however_wrong_its_workers_clock_is(
     tracing = Tracing(collector.address, share=1.0, clock=lambda: 10_000)
     call: Any = _Asking()
     asked: Any = SimpleNamespace(slo_ns=NS_PER_S, request_id="one")
-    figures = {field: 0 for field in Course.__struct_fields__} | {"worker": "w0", "cold": False}
-    course = Course(**figures | {"exec_begin_ns": begin_ns, "exec_end_ns": end_ns})
+    figures: dict[str, Any] = dict.fromkeys(Course.__struct_fields__, 0)
+    figures |= {"worker": "w0", "exec_begin_ns": begin_ns, "exec_end_ns": end_ns}
+    course = Course(**figures)
     trace = tracing.begin(call)
     assert trace is not None
     trace.answered(Answered(0, course=course), asked)

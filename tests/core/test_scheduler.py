@@ -89,6 +89,22 @@ def test_actions_are_planned_for_when_they_can_be_there(bench: CoreBench) -> Non
     assert refusals(bench.request(A, slo_ms=30)) == [(3, Refusal.OVERLOADED)]
 
 
+@pytest.mark.parametrize(
+    ("run_ms", "found"),
+    # A run of 10 ms that is 20 ms on its way; then its end is near, and then it is late. One that takes no time may be back
+    # whenever this process looks, whatever was learned of the link.
+    [(10, [1, 1, 0, 0]), (0.001, [0, 0, 0, 0])],
+)
+def test_requests_are_with_a_device_while_it_may_still_run_them(
+    bench: CoreBench, run_ms: float, found: list[int]
+) -> None:
+    bench.warm(A, run_ms=run_ms, exec_ms={1: run_ms})
+    (infer,) = sends(bench.request(A, at_ms=2000))
+    bench.failed(infer.action.action_id, ActionError.TOO_LATE, 2020, at_ms=2021)
+    times_ms = (2021, 2041, 2050, 2060)
+    assert [bench.scheduler.num_with_devices(ms * MS) for ms in times_ms] == found
+
+
 def test_a_length_that_rules_requests_out_is_forgotten_when_nothing_was_sent_for_a_while(
     bench: CoreBench,
 ) -> None:

@@ -155,15 +155,17 @@ class CoreBench:
             at_ms=at_ms,
         )
 
-    def warm(self, model: ModelId = A, **ready: float | dict[int, float]) -> None:
-        """Bring a model onto GPU: request, load, infer, all done at 1 s."""
+    def warm(
+        self, model: ModelId = A, *, run_ms: float = 10, **ready: float | dict[int, float]
+    ) -> None:
+        """Bring a model onto GPU: request, load, infer of `run_ms`, all done at 1 s."""
         self.tell(ModelAdded(model_id=model))
         self.ready(model, **ready)  # type: ignore[arg-type]
         (load, *_rest) = actions(self.request(model, slo_ms=10_000))
         assert isinstance(load, LoadWeights)
         commands = self.done(load.action_id, 0, 8)
         (infer,) = actions(commands) or _rest
-        self.done(infer.action_id, 990, 1000)
+        self.done(infer.action_id, 1000 - run_ms, 1000)
         self.wait(self.now_ns)
 
     def wait(self, until_ns: int) -> list[SendAction]:
