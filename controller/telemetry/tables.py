@@ -50,7 +50,8 @@ class RequestCounter:
     of: Callable[[RequestRow], int]
 
 
-#: Another counter is one more entry here. Its column of `RequestRow` is set in the ledger, if it is new. The pages
+#: Sums over requests that were answered in time: another is one more entry here (what counts other requests is like
+#: `bad_requests`). Its column of `RequestRow` is set in the ledger, if it is new. The pages
 #: docs/metrics.md and docs/tutorial.md show it, and tests compare them.
 COUNTERS: Final = (
     RequestCounter(

@@ -203,7 +203,7 @@ class LocalBackend:
     def ask(
         self, described: LocalDescription, ask: Ask, inputs: Sequence[Buffer], sink: Sink
     ) -> RequestId:
-        """Ask for an answer inside the SLO."""
+        """Ask for an answer inside the SLO. Each client's request comes here once, from a front of any kind."""
         if ask.step is None and described.shadow is None:
             return described.stages.ask(described.subject, ask, inputs, sink)
         stages = described.stages if ask.step is None else self._step_stages
