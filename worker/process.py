@@ -46,7 +46,7 @@ def run_worker(config: WorkerConfig) -> int:
     worker; DeviceGoneError if the device was lost while it served.
     """
     keep_big_blocks()
-    tune_process()
+    tune_process(num_devices=config.num_devices)
     uvloop.run(_run(config))
     return 0
 

@@ -181,7 +181,7 @@ def _as_in_a_worker() -> Iterator[None]:
     """The garbage collector and the turns of threads as a worker has them."""
     before = gc.get_threshold(), sys.getswitchinterval()
     freeze_garbage()
-    tune_process()
+    tune_process(num_devices=1)
     try:
         yield
     finally:

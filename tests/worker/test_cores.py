@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.models.model_files import WEIGHTS_FILE
 from worker.process import check_cores
-from worker.timing import tune_thread
+from worker.timing import tune_process, tune_thread
 
 
 @pytest.mark.parametrize("text", ["3", "0-1", "2-9,12", "0,2,4-6"])
@@ -110,29 +111,39 @@ def test_a_thread_that_computes_comes_before_ordinary_ones_where_that_is_allowed
     assert asked == [(os.PRIO_PROCESS, 0, -6)]
 
 
-def test_a_thread_that_waits_displaces_none_where_the_kernel_knows_short_slices() -> None:
-    found = []
-
-    def wait() -> None:
-        if take_short_slices():
-            tune_thread(waits=True)
-            found.append(os.sched_getscheduler(0))
-
-    _in_a_thread(wait)
-    if not found:
-        pytest.skip("this kernel knows no short slices")
-    assert found == [os.SCHED_OTHER]
-
-
-def test_a_thread_that_waits_is_a_real_time_thread_on_older_kernels(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("alone", [False, True])
+def test_threads_that_wait_are_real_time_threads_where_devices_are_not_more_than_cores(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("worker.timing.take_short_slices", lambda: False)
+    monkeypatch.setattr("worker.timing.usable_cores", lambda: (0, 1))
     monkeypatch.setattr(os, "sched_setscheduler", lambda *of: asked.append(of[:2]))
+    # What is set here is as it was at the end.
+    monkeypatch.setattr("worker.timing._is_crowded", False)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    for num_devices in (2, 3):
+        tune_process(num_devices=num_devices)
+        _in_a_thread(lambda: tune_thread(waits=not alone, alone=alone))
+    assert asked == [(0, os.SCHED_FIFO)] * (2 if alone else 1)
+
+
+def test_a_thread_that_waits_takes_short_slices_where_real_time_priority_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbid(*of: object) -> None:
+        raise PermissionError(of)
+
+    def take() -> bool:
+        found.append(take_short_slices())
+        return found[-1]
+
+    found: list[bool] = []
+    monkeypatch.setattr(os, "sched_setscheduler", forbid)
+    monkeypatch.setattr("worker.timing.take_short_slices", take)
     _in_a_thread(lambda: tune_thread(waits=True))
-    _in_a_thread(lambda: tune_thread(alone=True))
-    assert asked == [(0, os.SCHED_FIFO)] * 2
+    if found == [False]:
+        pytest.skip("this kernel knows no short slices")
+    assert found == [True]
 
 
 def test_a_worker_tries_up_to_a_thread_for_each_of_its_cores() -> None:
