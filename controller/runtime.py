@@ -119,9 +119,9 @@ class Runtime:
         """Requests without an answer yet."""
         return len(self._ledger.requests)
 
-    def num_with_devices(self) -> int:
-        """Requests that wait for a device, and not for this process."""
-        return self._scheduler.num_with_devices(self.clock())
+    def share_with_devices(self) -> float:
+        """The part of the open requests that a device is to answer before this process can."""
+        return self._scheduler.share_with_devices(self.clock())
 
     def time_to_last_deadline_ns(self, model_id: ModelId) -> int:
         """Time until the last deadline of the requests that wait for a model. 0 if none waits."""

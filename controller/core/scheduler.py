@@ -87,8 +87,8 @@ from controller.core.statistics import (
     held_pages_of,
     model_statistics_of,
     model_times_of,
-    num_with_devices,
     outlook_of,
+    share_with_devices,
     snapshot,
 )
 
@@ -334,9 +334,9 @@ class Scheduler:
         """Requests that have no response yet."""
         return len(self._books.requests)
 
-    def num_with_devices(self, now_ns: int) -> int:
-        """Requests of these that wait for a device, and not for this process. Takes O(workers)."""
-        return num_with_devices(self._books, now_ns)
+    def share_with_devices(self, now_ns: int) -> float:
+        """The part of the open requests that a device is to answer before this process can. Takes O(actions in flight)."""
+        return share_with_devices(self._books, now_ns)
 
     @property
     def predicts(self) -> bool:

@@ -8,9 +8,9 @@ from typing import Final
 
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.admission import rows_due
-from controller.core.books import Books
+from controller.core.books import Books, own_requests
 from controller.core.capacity import KindStatistics
-from controller.core.state import Model, WorkerState
+from controller.core.state import SENT, Model, WorkerState
 
 _MOMENT_NS: Final = 2 * NS_PER_MS
 
@@ -198,11 +198,11 @@ def held_pages_of(books: Books) -> dict[WorkerId, list[HeldPages]]:
     }
 
 
-def num_with_devices(books: Books, now_ns: int) -> int:
-    """Requests of Infers whose end is still to come, and not within the next moment: no result of theirs waits to be read.
+def share_with_devices(books: Books, now_ns: int) -> float:
+    """The part of the open requests whose Infers are still to end, and not within the next moment.
 
-    An Infer is thought to be over once it is late, or once it and those before it can have been run in no time: what is
-    predicted then is how late this process reads.
+    No result of theirs waits to be read. An Infer is thought to be over once it is late, or once it and those before it can
+    have been run in no time: what is predicted then is how late this process reads.
     """
     found = 0
     for worker in books.workers.values():
@@ -210,10 +210,9 @@ def num_with_devices(books: Books, now_ns: int) -> int:
         for sent in worker.in_flight.values():
             if sent.requests:
                 exec_ns += sent.action.expected_duration_ns
-                found += len(sent.requests) * (
-                    min(exec_ns, sent.expected_end_ns - now_ns) > _MOMENT_NS
-                )
-    return found
+                if min(exec_ns, sent.expected_end_ns - now_ns) > _MOMENT_NS:
+                    found += sum([request.phase is SENT for request in own_requests(sent)])
+    return found / max(len(books.requests), 1)
 
 
 def model_statistics_of(books: Books, model_id: ModelId) -> ModelStatistics | None:

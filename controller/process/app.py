@@ -227,7 +227,7 @@ async def running(
         )
         turns, entrance = server.turns, server.entrance
         use_tls((server, links.listener), config, guard)
-        runtime.unread_ns, entrance.num_elsewhere = turns.unread_ns, runtime.num_with_devices
+        runtime.unread_ns, entrance.share_elsewhere = turns.unread_ns, runtime.share_with_devices
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(

@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from clockwright.cores import (
-    fifo_problem,
-    fifo_right_problem,
-    granted_cores,
-    take_short_slices,
-    usable_cores,
-)
+from clockwright.cores import fifo_problem, fifo_right_problem, granted_cores, usable_cores
 from clockwright.units import NS_PER_MS, NS_PER_US, format_ns
 from clockwright.wire.shared_memory import make_shared
 from controller.front.admission.memory import available_bytes
@@ -158,7 +152,7 @@ def look(root: Path = Path("/"), *, redis: str = "", cache: Path | None = None) 
         num_granted=granted_cores(root),
         has_smt=None if smt is None else smt == "1",
         governors=tuple(sorted({found for path in governors if (found := _read(path))})),
-        no_real_time="" if take_short_slices() else fifo_right_problem(),
+        no_real_time=fifo_right_problem(),
         no_real_time_computing=fifo_problem(root),
         handles_max=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         threads_max=_threads_max(root),
@@ -302,8 +296,7 @@ def _real_time(host: HostState) -> HostFinding:
             Level.COSTS,
             host.no_real_time,
             "on a busy machine actions start late by milliseconds; with it, by 5 us at the 99th percentile",
-            "Linux 6.12 or newer, where nothing needs it, or CAP_SYS_NICE (docker --cap-add SYS_NICE; systemd"
-            " AmbientCapabilities=CAP_SYS_NICE)",
+            "grant CAP_SYS_NICE (docker --cap-add SYS_NICE; systemd AmbientCapabilities=CAP_SYS_NICE)",
         )
     return _judge(
         name,

@@ -204,7 +204,7 @@ def mosec_server(python: str, folder: Path) -> Iterator[tuple[str, int]]:
     try:
         while True:
             with suppress(httpx.TransportError):
-                if httpx.post(url, content=bytes(3136)).is_success:
+                if httpx.post(url, content=bytes(3136), trust_env=False).is_success:
                     break
             if process.poll() is not None or time.monotonic() - since_s > _MOSEC_START_S:
                 raise ConfigError(f"mosec of {python} did not start")
@@ -258,9 +258,11 @@ async def _over_http(address: str, payload: str, num_clients: int) -> AsyncItera
         await reader.readexactly(int(length))
 
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(num_clients)]
-    yield [functools.partial(ask, *stream) for stream in streams]
-    for _, writer in streams:
-        writer.close()
+    try:
+        yield [functools.partial(ask, *stream) for stream in streams]
+    finally:
+        for _, writer in streams:
+            writer.close()
 
 
 async def _latencies(askers: Sequence[Asker], seconds: float) -> list[float]:

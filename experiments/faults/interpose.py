@@ -166,7 +166,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         stack.enter_context(mock.patch.object(worker.lane_threads, "SPIN_NS", 0))
         # These ask the kernel about the machine's threads.
         for module in (worker.lane_threads, worker.action_thread):
-            put(module, "tune_thread", lambda *, realtime: None)
+            put(module, "tune_thread", lambda **_: None)
         for module in (controller.selection.stores, controller.models.state_file):
             put(module, "ThreadPoolExecutor", Executor)
         # No process of the world is ever busy: turns take no time.

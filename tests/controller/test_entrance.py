@@ -140,22 +140,21 @@ def test_a_loop_that_is_behind_lets_in_what_it_answers_within_a_part_of_the_slo(
 
 def test_what_devices_are_still_to_answer_takes_no_room() -> None:
     loop = Loop()
-    loop.entrance.num_elsewhere = lambda: 500
+    loop.entrance.share_elsewhere = lambda: 0.9
+    loop.door.num_requests = 500
     loop.fall_behind(answers=100)
-    loop.door.num_requests = 550
+    most = 450 + round(PART * SLO_NS / (250 * NS_PER_US))
+    loop.door.num_requests = most - 2
     assert loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
-    loop.door.num_requests = 650
+    loop.door.num_requests = most + 2
     assert not loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
-    # Devices have answered since the last look.
-    loop.door.num_requests = 50
-    assert loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
 
 
 async def test_a_controller_tells_its_entrance_what_devices_have(tmp_path: Path) -> None:
     config = ControllerConfig(port=0, http_port=0, models_dir=tmp_path)
     async with running(config) as controller:
         entrance = controller.fronts.shared.entrance
-        assert entrance.num_elsewhere == controller.runtime.num_with_devices
+        assert entrance.share_elsewhere == controller.runtime.share_with_devices
 
 
 def test_what_waited_before_it_was_read_counts() -> None:

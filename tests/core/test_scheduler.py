@@ -102,7 +102,7 @@ def test_requests_are_with_a_device_while_it_may_still_run_them(
     (infer,) = sends(bench.request(A, at_ms=2000))
     bench.failed(infer.action.action_id, ActionError.TOO_LATE, 2020, at_ms=2021)
     times_ms = (2021, 2041, 2050, 2060)
-    assert [bench.scheduler.num_with_devices(ms * MS) for ms in times_ms] == found
+    assert [bench.scheduler.share_with_devices(ms * MS) for ms in times_ms] == found
 
 
 def test_a_length_that_rules_requests_out_is_forgotten_when_nothing_was_sent_for_a_while(

@@ -210,8 +210,9 @@ class Entrance:
         self._least_slo_ns = 0
         #: The turns of the event loop.
         self.turns = turns
-        #: How many of the requests that were begun do not wait for the loop, but for a device.
-        self.num_elsewhere: Callable[[], int] = lambda: 0
+        #: The part of the requests that were begun that does not wait for the loop, but for a device.
+        self.share_elsewhere: Callable[[], float] = lambda: 0.0
+        # As many as that were at the last look.
         self._elsewhere = 0
         self._clock, self._door = clock, door
         self._soon, self._look = soon, used_ns
@@ -390,7 +391,7 @@ class Entrance:
             least_ns, self._least_slo_ns = int(TURN_PART * self._least_slo_ns), 0
             self.turn_ns = min(max(least_ns, TURN_NS_LEAST), TURN_NS_MOST)
         if self.behind:
-            self._elsewhere = self.num_elsewhere()
+            self._elsewhere = round(self.share_elsewhere() * under_way)
             if now_ns - self._behind_ns > _CALM_NS + elapsed_ns:
                 self._since_ns = now_ns
             self._behind_ns = now_ns
