@@ -1,4 +1,4 @@
-"""The cores that this process may use, and how they are written."""
+"""The cores that this process may use, how they are written, and which of its threads come first on them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Final
 
 from clockwright.errors import ConfigError
 
-#: What `take_short_slices` takes; the kernel's least.
-SHORT_SLICE_NS: Final = 100_000
+# What `take_short_slices` takes; the kernel's least.
+_SHORT_SLICE_NS: Final = 100_000
 # The number of the kernel's sched_setattr by machine; that of sched_getattr is one more.
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 
@@ -164,7 +164,7 @@ def take_short_slices() -> bool:
     """Have the calling thread come before ordinary ones when it wakes, and run in slices of 0.1 ms where others want its core.
 
     It needs no right. Next to a busy program on each of two cores, such a thread wakes 62 us late at the 99th percentile,
-    and an ordinary one 3.7 ms.
+    and an ordinary one 3.7 ms (by hand).
 
     Returns:
         Whether it does: kernels before 6.12 know no such slices.
@@ -176,12 +176,12 @@ def take_short_slices() -> bool:
     syscall = ctypes.CDLL(None).syscall
     # The kernel takes all of it together.
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = _SchedAttr(size=size, nice=niceness, runtime=SHORT_SLICE_NS)
+    wanted = _SchedAttr(size=size, nice=niceness, runtime=_SHORT_SLICE_NS)
     if syscall(number, 0, ctypes.byref(wanted), 0) or syscall(
         number + 1, 0, ctypes.byref(found), size, 0
     ):
         return False
-    return bool(found.runtime == SHORT_SLICE_NS)
+    return bool(found.runtime == _SHORT_SLICE_NS)
 
 
 def _quota(root: Path, otherwise: float) -> float:

@@ -5,7 +5,7 @@ number inside is bounded, those that wait here and those that were begun and hav
 at once, before its tensors are parsed, unless all of them can be answered within a part of its SLO, at the pace of the
 answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are always let in, or batches would be small, and
 the pace never better. What a device is still to answer does not count: with twenty devices and runs of 30 ms, a loop that
-counted it gave 0.6 of the answers that it gives without.
+counted it gave 0.6 of the answers that it gives without (by hand).
 
 To refuse costs least where a gRPC call comes whole and its headers repeat those of an earlier call of its connection byte
 for byte: then nothing is made of it, and calls behind it that repeat it are refused with it (`Gate`). Others, such as calls
