@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
 from clockwright.foreign import quote
@@ -34,6 +34,8 @@ from controller.stages.sequences.limits import SequenceConfig
 from controller.stages.sequences.stage import SequenceStage, places_of_clients
 
 DEFAULT_SLO_NS = 100 * NS_PER_MS
+#: How a refusal begins where no model has the name in any version; Triton's clients look for these words.
+UNKNOWN_NAME: Final = "Request for unknown model"
 
 
 class Askable(Protocol):
@@ -401,10 +403,7 @@ class LocalBackend:
         if not versions:
             copies = self._catalogue.find(f"{name}-0")
             hint = f"; its copies are called {name}-0, {name}-1, ..." if copies else ""
-            # Triton's clients look for the first words.
-            raise UnknownModelError(
-                f"Request for unknown model: there is no model {quote(name)}{hint}"
-            )
+            raise UnknownModelError(f"{UNKNOWN_NAME}: there is no model {quote(name)}{hint}")
         what = f"model {name}: "
         if not version.isdecimal():
             # As above.

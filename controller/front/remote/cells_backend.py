@@ -25,7 +25,7 @@ from controller.front.cells.choice import Choices
 from controller.front.cells.rows import EXPIRY_NS, HELPED_ELSEWHERE
 from controller.front.oip.protocol import Servable
 from controller.front.oip.statuses import ToldStatusError
-from controller.front.remote.backend import DEFAULT_SLO_NS
+from controller.front.remote.backend import DEFAULT_SLO_NS, UNKNOWN_NAME
 from controller.front.remote.controller_connection import ControllerConnection
 from controller.front.remote.open_requests import Waits
 from controller.front.remote.remote_backend import RemoteBackend, RemoteDescription
@@ -147,6 +147,8 @@ class _Describing(_Waiting):
             other = self._cells.cell_for(self._name, self._version)
             if not other.lacks(self._name, self._version):
                 told = Stale()
+            else:
+                told = self._cells.why_lacking(self._name, self._version) or told
         self._sink.told(request_id, told, outputs)
 
 
@@ -485,6 +487,13 @@ class CellsBackend:
             if cell.may_know_more and not cell.lacks(name, version):
                 return cell
         return next(self._any())
+
+    def why_lacking(self, name: str, version: str) -> Failed | None:
+        """What a cell said that has the name, but not the version. Returns None if no cell has the name."""
+        said = [cell.why_lacking(name, version) for cell in self._cells.values()]
+        known = [each for each in said if each and not each.text.startswith(UNKNOWN_NAME)]
+        # Each request that waits for it writes its number into it.
+        return msgspec.structs.replace(known[0]) if known else None
 
     def _listed(self, name: str, version: str) -> _Cell | None:
         """A cell that lists a model, one that is there if possible."""

@@ -75,8 +75,8 @@ class _Descriptions:
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], RemoteDescription] = {}
-        #: What the controller does not have.
-        self.lacking: set[tuple[str, str]] = set()
+        #: What the controller does not have, and what it said of that.
+        self.lacking: dict[tuple[str, str], Failed] = {}
         self._asked: dict[tuple[str, str], int] = {}
         self._waiting: dict[int, tuple[tuple[str, str], list[Waits]]] = {}
         self._last_query = 0
@@ -94,15 +94,15 @@ class _Descriptions:
         self._waiting[query_id][1].append(sink)
         return question
 
-    def take(self, query_id: int, *, is_lacking: bool) -> tuple[tuple[str, str], list[Waits]]:
+    def take(self, query_id: int, failure: Failed | None) -> tuple[tuple[str, str], list[Waits]]:
         """A question is answered. Returns its name and version, and the requests that wait for it."""
         key, sinks = self._waiting.pop(query_id, (("", ""), []))
         if self._asked.get(key) == query_id:
             del self._asked[key]
-            if is_lacking:
+            if failure is not None and failure.code == NOT_FOUND:
                 if len(self.lacking) >= _LACKING_MAX:
                     self.lacking.clear()
-                self.lacking.add(key)
+                self.lacking[key] = failure
         return key, sinks
 
     def add(self, key: tuple[str, str], described: RemoteDescription) -> None:
@@ -286,6 +286,10 @@ class RemoteBackend:
     def lacks(self, name: str, version: str) -> bool:
         """Whether the controller has said that it does not have what a client names."""
         return (name, version) in self._descriptions.lacking
+
+    def why_lacking(self, name: str, version: str) -> Failed | None:
+        """What the controller said of what it does not have. Returns None if it has it, or has not been asked."""
+        return self._descriptions.lacking.get((name, version))
 
     def describe(
         self, sink: Waits, name: str, version: str, until: Callable[[], int]
@@ -479,9 +483,7 @@ class RemoteBackend:
 
     def _take_described(self, described: frames.Described) -> None:
         failure = described.failure
-        key, sinks = self._descriptions.take(
-            described.query_id, is_lacking=failure is not None and failure.code == NOT_FOUND
-        )
+        key, sinks = self._descriptions.take(described.query_id, failure)
         if failure is not None:
             if described.not_yet and self._recovering:
                 return  # They are held until the next generation, or until they are due.
