@@ -57,7 +57,7 @@ class Setting:
     multiples: tuple[float, ...] = (0.8, 0.9, 1.2, 1.5, 2.0, 3.0)
     seconds: float = 2.0
     repeats: int = 5
-    #: One connection floods, next to so many that behave.
+    #: One connection floods, next to so many that behave; 0: that is left out.
     behaving: int = 63
     #: A Python that has mosec; empty: mosec is left out.
     mosec: str = ""
@@ -274,7 +274,7 @@ def _asked(
                         multiple=multiple, repeat=repeat, capacity_rps=capacity_rps,
                         seconds=setting.seconds, **found,
                     )  # fmt: skip
-            if target.name == "ours" and number == max(connections):
+            if setting.behaving and target.name == "ours" and number == max(connections):
                 yield from _flooded(target, capacity_rps, setting, repeat)
 
 
