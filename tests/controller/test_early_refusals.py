@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import pytest
 
 from clockwright.units import NS_PER_MS, RequestId
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.admission.entrance import Entrance
+from controller.front.services.early_refusals import EarlyRefusals, WordsKept
 from controller.front.services.inference import InferenceService
 from controller.telemetry.tables import Counts
 from tests.kit.front_end import FrontEnd, FrontEndInThread, serving_in_thread
@@ -100,6 +102,47 @@ def test_the_words_are_made_anew_by_the_next_request_some_time_later(tmp_path: P
         ends = case.ask(question(), question(), question())
         assert [LIKE in end.text for end in ends].count(False) == 1
         assert {end.status for end in ends} == {OVERLOADED}
+
+
+def test_those_refused_the_long_way_share_words_that_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with overloaded(tmp_path) as case:
+        monkeypatch.setattr(EarlyRefusals, "find", lambda *_: None)
+        first, *_, last = case.ask(*[question()] * 10)
+        assert (first.status, first.text) == (last.status, last.text)
+        case.wait_ms(11)
+        ends = case.ask(*[question()] * 10)
+        assert {end.status for end in ends} == {OVERLOADED}
+        assert ends[0].text != first.text
+        # Each has a number, and can be explained.
+        assert case.counts().unanswered == {"OVERLOADED": 21}
+
+
+def test_a_busy_loop_looks_at_few_of_those_that_it_lets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    look: Callable[..., WordsKept | None] = EarlyRefusals.find
+
+    def find(*asked: object) -> WordsKept | None:
+        words = look(*asked)
+        found.append(words is not None)
+        return words
+
+    with overloaded(tmp_path) as case:
+        monkeypatch.setattr(EarlyRefusals, "find", find)
+        monkeypatch.setattr(Entrance, "has_time", lambda *_, judged=False: judged)
+        monkeypatch.setattr(Entrance, "may_enter", lambda *_: True)
+        case.ask(*[question()] * 20)
+        assert True in found
+        assert False not in found
+        found.clear()
+        runs = [case.client.infer(question(slo_ms=600_000)) for _ in range(100)]
+        case.server.do(lambda front: front.worker.release())
+        assert {end.status for end in case.client.wait(runs)} == {0}
+        assert 0 < len(found) < 30
+        assert True not in found
 
 
 def test_who_has_more_time_is_served(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clockwright.units import NS_PER_MS, NS_PER_US
+from clockwright.wire.actions import Infer
 from controller.core.events import ActionSucceeded
 from controller.core.lag import NO_MATTER_NS
 from controller.core.state import SentAction, WorkerState
@@ -56,8 +57,11 @@ def adapt_lookahead(
     longest_ns: int,
     now_ns: int,
 ) -> None:
-    """Set both lanes' look-ahead after an Infer of the worker, whose `exec_end_ns` is the end of the EXEC before."""
-    if event.unread_ns > NO_MATTER_NS:
+    """Set both lanes' look-ahead after an Infer of the worker, whose `exec_end_ns` is the end of the EXEC before.
+
+    While results lie unread, it becomes short, so that batches grow. Full ones cannot: they would only be fewer.
+    """
+    if event.unread_ns > NO_MATTER_NS and not _is_full(sent):
         shorter_ns = worker.exec_lookahead_ns * 7 // 8
         worker.exec_lookahead_ns = worker.load_lookahead_ns = max(shorter_ns, SHORTEST_LOOKAHEAD_NS)
         return
@@ -77,3 +81,9 @@ def adapt_lookahead(
         begin_ns=event.begin_ns,
         longest_ns=longest_ns,
     )
+
+
+def _is_full(sent: SentAction) -> bool:
+    """Whether no larger batch can run."""
+    assert isinstance(sent.action, Infer)
+    return sent.action.batch_size == sent.copy.estimates.sizes[-1]

@@ -55,7 +55,8 @@ from controller.front.http.listener import Listener
 from controller.front.http.peer_socket import READ_BYTES_MORE, UNSENT_BYTES_MAX, PeerSocket
 from controller.front.methods import Method, OnStream
 from controller.front.oip import unsupported
-from controller.front.oip.statuses import Status, ToldStatusError, status_of
+from controller.front.oip.refusals import NoAnswerError
+from controller.front.oip.statuses import ToldStatusError, status_of
 from controller.links.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ STREAM_REQUESTS_MAX = 1024
 _READS_PER_TURN = 8
 #: While the loop has no time to spare, a connection is read again after so long for each that is open at most.
 _PAUSE_NS_EACH = 200 * NS_PER_US
+#: To look whether a request is in vain costs as much as to let two in. So while the loop has no time to spare, all are looked
+#: at only where that was of use lately: each that was in vain is worth so many looks, up to so many. Else one in so many is.
+_WORTH_EACH, _WORTH_MAX, _LOOK_EVERY = 8, 16, 16
 #: Answers that are written after one look at the clock: some 50 us' worth.
 _ANSWERS_PER_LOOK = 32
 #: To send them is thought to take so long at most: a standstill does not come again at once.
@@ -1162,6 +1166,8 @@ class _ReadGate:
         # What found the last to be in vain, if that was the reason; and what was asked in this read.
         self._found_by: Any = None
         self._asked: Any = None
+        # So many looks whether one is in vain are worth it; and requests that were let in without a look.
+        self._worth = self._num_unseen = 0
         # The loop has time for what is read.
         self._has_time = True
 
@@ -1200,9 +1206,11 @@ class _ReadGate:
             return server.late_block
         if slo_ns > self._shut_ns:
             if server.entrance.may_enter(self._source, arrival_ns, slo_ns, now_ns, self._num_let):
-                block = self._in_vain(method, request, data, begin, end)
-                if block is not None:
-                    return block
+                self._num_unseen += 1
+                if self._worth or self._num_unseen >= _LOOK_EVERY:
+                    block = self._in_vain(method, request, data, begin, end)
+                    if block is not None:
+                        return block
                 self._num_let += 1
                 return True
             self._shut_ns = slo_ns
@@ -1220,8 +1228,11 @@ class _ReadGate:
             return None
         self._asked = early_refusals
         words = early_refusals.find(data, begin, end, request.timeout_ns, self._arrival_ns, now_ns)
+        self._num_unseen = 0
         if words is None:
+            self._worth = max(self._worth - 1, 0)
             return None
+        self._worth = min(self._worth + _WORTH_EACH, _WORTH_MAX)
         if not words.block:
             words.block = _block_of(words.error, method.name)
         self._found_by, self.like_bytes = early_refusals, words.num_bytes
@@ -1283,8 +1294,8 @@ class Http2Server:
             Refusal.LATE, "waited for longer than its SLO before the controller could look at it"
         )
         self.late_block = _block_of(self.late, "ModelInfer")
-        # A status that another process decided, and the end of calls with it.
-        self._told: tuple[Status | None, bytes] = (None, b"")
+        # A status that another process decided, or a refusal that many share, and the end of calls with it.
+        self._told: tuple[object, bytes] = (None, b"")
         #: Finds requests that are in vain, of the one method whose are looked for.
         self.early_refusals: Any = _NothingInVain()
         #: By path.
@@ -1330,10 +1341,14 @@ class Http2Server:
 
     def block_of(self, error: Exception, name: str) -> bytes:
         """Make the end of a call that fails; reuses the bytes while all calls end with the same status."""
-        if not isinstance(error, ToldStatusError):
+        if isinstance(error, ToldStatusError):
+            key: object = error.status
+        elif isinstance(error, NoAnswerError):
+            key = error
+        else:
             return _block_of(error, name)
-        if error.status is not self._told[0]:
-            self._told = error.status, _block_of(error, name)
+        if key is not self._told[0]:
+            self._told = key, _block_of(error, name)
         return self._told[1]
 
     def let_in(

@@ -7,6 +7,9 @@ scheduler and as things stand (`Scheduler.is_in_vain`), and refused with the sam
 that would have been served. Each refusal counts, and has its row in telemetry, but no number: its words name the
 request that was refused the long way.
 
+Those that are refused the long way soon after one like them share its words, too. When results come late, all that wait are
+refused at once; in words of their own that took three times as long, in which no result was read.
+
 A request that says more of itself than its SLO takes the long way: one with a name, a tenant, a weight or a time to decide.
 """
 
@@ -37,6 +40,7 @@ class WordsKept:
 
     error: NoAnswerError
     slo_ns: int
+    made_ns: int
     #: When the next request takes the long way, and until when this may be used.
     renewed_ns: int
     until_ns: int
@@ -57,8 +61,13 @@ class EarlyRefusals:
         # Requests of this read that were in vain, and how many were like each.
         self._away: list[tuple[RequestArrived, int]] = []
 
-    def refused(self, data: Buffer, asked: CheckedRequest, told: Refused, now_ns: int) -> None:
-        """The scheduler refused a request: keep the words for its like, if that can be told from its message."""
+    def refused(
+        self, data: Buffer, asked: CheckedRequest, told: Refused, now_ns: int
+    ) -> NoAnswerError | None:
+        """The scheduler refused a request: keep the words for its like, if that can be told from its message.
+
+        Returns those of one like it that was refused just before; None: it needs words of its own.
+        """
         if (
             told.refusal is not Refusal.OVERLOADED
             or "queue_ns" not in told.figures
@@ -70,10 +79,14 @@ class EarlyRefusals:
             or asked.weight != 1.0
             or asked.work_ahead_ns
         ):
-            return
+            return None
         template = self._templates.laid_out(data, 0, len(data), self._backend.generation)
         if template is None:
-            return
+            return None
+        kept: WordsKept | None = template.refusal
+        if kept is not None and now_ns - kept.made_ns < _RENEWED_NS and kept.slo_ns == asked.slo_ns:
+            self.until_ns = kept.until_ns = now_ns + _KEPT_NS
+            return kept.error
         words = f"as found for request {told.figures.get('request_id', 0)}, which was like this one"
         detail = f"{told.detail}; {words}" if told.detail else words
         self.until_ns = now_ns + _KEPT_NS
@@ -82,10 +95,12 @@ class EarlyRefusals:
                 told.refusal, ModelId(template.described.servable.name), told.figures, detail=detail
             ),
             asked.slo_ns,
+            now_ns,
             now_ns + _RENEWED_NS,
             self.until_ns,
             self._templates.num_key_bytes(len(data)),
         )
+        return None
 
     def find(
         self,

@@ -266,7 +266,9 @@ class ServedRequest:
             and not self._num_given
         ):
             service = self._service
-            service.early_refusals.refused(data, asked, told, service.backend.clock())
+            kept = service.early_refusals.refused(data, asked, told, service.backend.clock())
+            if kept is not None:
+                return kept
         return error_of(told, self._name)
 
     def _answer(self, told: Answered, outputs: Sequence[Buffer]) -> None:
