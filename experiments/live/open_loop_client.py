@@ -139,14 +139,14 @@ _SETTINGS_WAIT_S = 2.0
 
 
 @functools.cache
-def _make_kernel_stamp() -> socket.socket:
+def _make_kernel_stamp() -> int:
     """Make the kernel stamp whatever comes, for as long as this process lives.
 
     Linux switches stamps on for the whole machine, in a task of its own, when the first socket asks for
     them, and off likewise when the last one that asked is closed; what comes while they are off is not
     stamped. So this socket asks, is never closed, and sends itself datagrams until their stamps stay: where
     another process has just ended, the first may still be on their way out. A kernel that never stamps is
-    given up after two seconds, and the account says so.
+    given up after two seconds, and the account says so. Returns the socket's file descriptor.
     """
     stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     stamped.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -161,7 +161,8 @@ def _make_kernel_stamp() -> socket.socket:
                 time.sleep(0.001)
                 continue
         since_s = now_s
-    return stamped
+    # Nothing owns it from now on, or the interpreter's end would say that it was left open.
+    return stamped.detach()
 
 
 class _Connection:
