@@ -56,7 +56,7 @@ from controller.front.http.peer_socket import READ_BYTES_MORE, UNSENT_BYTES_MAX,
 from controller.front.methods import Method, OnStream
 from controller.front.oip import unsupported
 from controller.front.oip.refusals import NoAnswerError
-from controller.front.oip.statuses import ToldStatusError, status_of
+from controller.front.oip.statuses import Status, ToldStatusError, status_of
 from controller.links.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -1233,11 +1233,8 @@ class _ReadGate:
             self._worth = max(self._worth - 1, 0)
             return None
         self._worth = min(self._worth + _WORTH_EACH, _WORTH_MAX)
-        if not words.block:
-            words.block = _block_of(words.error, method.name)
         self._found_by, self.like_bytes = early_refusals, words.num_bytes
-        block: bytes = words.block
-        return block
+        return self._server.block_of(words.error, method.name)
 
     def refused_alike(self, count: int) -> None:
         """Do what `Gate` says."""
@@ -1294,8 +1291,8 @@ class Http2Server:
             Refusal.LATE, "waited for longer than its SLO before the controller could look at it"
         )
         self.late_block = _block_of(self.late, "ModelInfer")
-        # A status that another process decided, or a refusal that many share, and the end of calls with it.
-        self._told: tuple[object, bytes] = (None, b"")
+        # A status that another process decided, and the end of calls with it.
+        self._told: tuple[Status | None, bytes] = (None, b"")
         #: Finds requests that are in vain, of the one method whose are looked for.
         self.early_refusals: Any = _NothingInVain()
         #: By path.
@@ -1341,14 +1338,13 @@ class Http2Server:
 
     def block_of(self, error: Exception, name: str) -> bytes:
         """Make the end of a call that fails; reuses the bytes while all calls end with the same status."""
-        if isinstance(error, ToldStatusError):
-            key: object = error.status
-        elif isinstance(error, NoAnswerError):
-            key = error
-        else:
+        if isinstance(error, NoAnswerError):
+            error.block = error.block or _block_of(error, name)
+            return error.block
+        if not isinstance(error, ToldStatusError):
             return _block_of(error, name)
-        if key is not self._told[0]:
-            self._told = key, _block_of(error, name)
+        if error.status is not self._told[0]:
+            self._told = error.status, _block_of(error, name)
         return self._told[1]
 
     def let_in(

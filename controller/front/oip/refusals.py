@@ -26,6 +26,8 @@ class NoAnswerError(RefusedError):
         super().__init__(refusal, f"model {model_id}", figures=figures)
         self.model_id = model_id
         self.detail = detail
+        #: The end of a gRPC call with it, which many may share; empty: not made yet.
+        self.block = b""
 
 
 def error_of(told: Refused, name: str) -> RefusedError:

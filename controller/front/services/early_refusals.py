@@ -46,8 +46,6 @@ class WordsKept:
     until_ns: int
     #: Bytes at the beginning of a message that tell its template.
     num_bytes: int
-    #: The end of a call with it; empty: not made yet.
-    block: bytes = b""
 
 
 class EarlyRefusals:
@@ -85,7 +83,6 @@ class EarlyRefusals:
             return None
         kept: WordsKept | None = template.refusal
         if kept is not None and now_ns - kept.made_ns < _RENEWED_NS and kept.slo_ns == asked.slo_ns:
-            self.until_ns = kept.until_ns = now_ns + _KEPT_NS
             return kept.error
         words = f"as found for request {told.figures.get('request_id', 0)}, which was like this one"
         detail = f"{told.detail}; {words}" if told.detail else words
