@@ -254,6 +254,9 @@ class Link(Protocol):
     def flush(self, *, now: bool) -> None:
         """Have the actions leave: now, or with whatever else is sent in this turn of the event loop."""
 
+    def look(self) -> None:
+        """Take in what the worker has sent by now, without waiting for the event loop to say so."""
+
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
 

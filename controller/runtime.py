@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, ActionId, GpuKind, ModelId, RequestId, WorkerId
@@ -85,6 +85,10 @@ class Runtime:
         self._num_pipelines = 0
         #: How long what is read now may have waited for this process, in ns.
         self.unread_ns: Callable[[], int] = lambda: 0
+        #: Whether the event loop has no time to spare.
+        self.is_pressed: Callable[[], bool] = lambda: False
+        #: Has answers leave that would leave at the end of this turn.
+        self.answers_leave: Callable[[], object] = lambda: None
         self._scheduler = scheduler
         self._ledger: Ledger[Link, _Waiting] = Ledger(
             scheduler,
@@ -110,7 +114,7 @@ class Runtime:
         #: Requests among them whose clients ask for certainty, and within which time.
         self._deciding: list[tuple[RequestId, int]] = []
         # The links that actions were sent on while the scheduler is told of arrivals, else None.
-        self._sent_to: list[Link] | None = None
+        self._sent_to: dict[Link, None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -315,8 +319,7 @@ class Runtime:
         if not requests:
             return
         # As a rule all actions of this turn are sent here. Another turn only to send them would cost more.
-        sent_to: list[Link] = []
-        self._sent_to = sent_to
+        self._sent_to = {}
         try:
             if len(requests) == 1:
                 self.tell(requests[0])
@@ -327,10 +330,21 @@ class Runtime:
                 for request_id, within_ns in deciding:
                     self._ledger.decide(request_id, within_ns)
         finally:
-            self._sent_to = None
-            # The second time for a link there is nothing left.
+            sent_to = self._flush()
+        if sent_to and self.is_pressed():
+            # Results that are there already are answered before more is read, which takes a large part of a short SLO.
+            self._sent_to = {}
             for link in sent_to:
-                link.flush(now=True)
+                link.look()
+            self._flush()
+            self.answers_leave()
+
+    def _flush(self) -> Iterable[Link]:
+        """Have what was sent leave on each link; returns those."""
+        sent_to, self._sent_to = self._sent_to or {}, None
+        for link in sent_to:
+            link.flush(now=True)
+        return sent_to
 
     @property
     def predicts(self) -> bool:
@@ -414,8 +428,8 @@ class Runtime:
         link.send(action, payload)
         if self._sent_to is None:
             link.flush(now=False)
-        elif not self._sent_to or self._sent_to[-1] is not link:
-            self._sent_to.append(link)
+        else:
+            self._sent_to[link] = None
 
     def _write_off(self, link: Link, sent: Sent) -> None:
         self._forget_late([sent])

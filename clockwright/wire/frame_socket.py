@@ -114,6 +114,10 @@ class FrameSocket:
         if not self._is_full:
             self._flush()
 
+    def look(self) -> None:
+        """Read what has come, without waiting for the event loop to say so."""
+        self._readable()
+
     def send_now(self, buffers: Sequence[Buffer]) -> None:
         """Send buffers now: they are all of this turn."""
         self._queue.add(buffers)

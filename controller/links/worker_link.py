@@ -133,6 +133,7 @@ class WorkerLink:
         # What the runtime and the catalogue ask for.
         self.send = self.actions.send
         self.flush = self.actions.flush
+        self.look = self._data.look
         self.withdraw_action = self.actions.withdraw_action
         self.offer: Callable[[Entry], None] = self.models.offer
         self.withdraw: Callable[[Entry], None] = self.models.withdraw

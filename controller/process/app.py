@@ -228,6 +228,7 @@ async def running(
         turns, entrance = server.turns, server.entrance
         use_tls((server, links.listener), config, guard)
         runtime.unread_ns, entrance.share_elsewhere = turns.unread_ns, runtime.share_with_devices
+        runtime.is_pressed, runtime.answers_leave = lambda: entrance.is_pressed, turns.work_now
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(

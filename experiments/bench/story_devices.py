@@ -115,6 +115,9 @@ class StoryDevice:
         if not self.is_lost:
             self._runtime.action_finished(self.worker_id, result, outputs)
 
+    def look(self) -> None:
+        """Results come by themselves."""
+
     def flush(self, *, now: bool) -> None:
         """All was sent."""
 

@@ -143,3 +143,17 @@ def test_a_process_of_another_user_is_not_heard(
 
     asyncio.run(main())
     assert "a process of another user connected" in caplog.text
+
+
+async def test_what_has_come_is_read_at_a_look_before_the_event_loop_says_so() -> None:
+    near, far = socket.socketpair()
+    with far:
+        end = End(near)
+        end.data.look()  # There is nothing.
+        far.sendall(b"".join(make_frame(b"header", [b"payload"])))
+        end.data.look()
+        assert end.frames == [(b"header", b"payload")]
+        far.close()
+        end.data.look()
+        assert end.ended.done()
+        end.data.look()  # It is closed.

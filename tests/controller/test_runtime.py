@@ -6,7 +6,7 @@ import asyncio
 import gc
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from typing_extensions import override
@@ -46,9 +46,14 @@ class HandLink:
         self.forgotten: list[ModelId] = []
         self.closed: list[str] = []
         self.flushed: list[bool] = []
+        #: Does what a worker does that answers at once.
+        self.looked: Callable[[], object] = lambda: None
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         self.sent.put_nowait((action, list(payload)))
+
+    def look(self) -> None:
+        self.looked()
 
     def flush(self, *, now: bool) -> None:
         self.flushed.append(now)
@@ -167,6 +172,35 @@ async def test_what_arrivals_lead_to_leaves_at_once_and_what_results_lead_to_in_
     action, _ = await bench.infer()
     assert (len(action.rows), bench.link.flushed) == (2, [True, False])
     assert not any(future.done() for future in rest)
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+async def test_a_loop_without_time_to_spare_answers_what_is_ready_before_it_reads_more_requests(
+    pressed: bool,
+) -> None:
+    bench = RuntimeBench()
+    bench.submit(b"x")
+    action, _ = await bench.infer()
+    bench.succeed(action, [b"out"])
+    order: list[str] = []
+
+    def answer() -> None:
+        assert bench.link.flushed == [True]
+        action, _ = bench.link.sent.get_nowait()
+        bench.succeed(action, [b"out"])
+        order.append("result")
+
+    bench.link.flushed.clear()
+    bench.link.looked = answer
+    bench.runtime.is_pressed = lambda: pressed
+    bench.runtime.answers_leave = lambda: order.append("answers leave")
+    future = bench.submit(b"y")
+    asyncio.get_running_loop().call_soon(order.append, "next turn")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == [*(["result", "answers leave"] if pressed else []), "next turn"]
+    if pressed:
+        assert list((await future).outputs) == [b"out"]
 
 
 async def test_a_refusal_is_an_exception_with_the_predicted_times() -> None:

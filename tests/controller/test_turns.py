@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.front.http.arrival_clock import BUSY_PERIOD_NS, IDLE_PERIOD_NS, ArrivalClock
+from controller.front.http.http2_server import Http2Server
+from controller.process import app
 from controller.process.app import running
 from controller.process.config import ControllerConfig
 
@@ -118,6 +120,30 @@ def test_answers_that_are_due_leave_before_a_loop_sleeps(monkeypatch: pytest.Mon
     assert order == ["answered", "answered", "slept"]
 
 
+def test_what_is_due_at_the_end_of_a_turn_can_be_done_before_and_a_failure_costs_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def main() -> None:
+        turns = ArrivalClock(lambda: 0)
+        for work in (lambda: done.append("first"), fail, lambda: done.append("second")):
+            turns.soon(work)
+        turns.work_now()
+        assert done == ["first", "second"]
+        await asyncio.sleep(0)
+        turns.soon(lambda: done.append("third"))
+        await asyncio.sleep(0)
+        turns.stop()
+
+    asyncio.run(main())
+    assert done == ["first", "second", "third"]
+    assert "a bug" in caplog.text
+
+
 def test_what_is_read_now_may_have_waited_as_long_as_the_loop_is_late_or_was_at_its_last_look() -> (
     None
 ):
@@ -148,6 +174,28 @@ def test_what_is_read_now_may_have_waited_as_long_as_the_loop_is_late_or_was_at_
     # uvloop's timers are up to a millisecond late by nature.
     late_ns = 199 * NS_PER_MS
     assert told == [0, 0, 200 * NS_PER_MS, late_ns, late_ns, 0]
+
+
+def test_a_controller_without_time_to_spare_can_have_answers_leave_before_the_end_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers: list[Http2Server] = []
+
+    def make(**settings: Any) -> Http2Server:  # noqa: ANN401
+        servers.append(Http2Server(**settings))
+        return servers[0]
+
+    async def main() -> list[bool]:
+        async with running(ControllerConfig(port=0)) as controller:
+            runtime = controller.runtime
+            found = [runtime.is_pressed()]
+            servers[0].entrance.is_pressed = True
+            servers[0].turns.soon(lambda: found.append(runtime.is_pressed()))
+            runtime.answers_leave()
+            return found
+
+    monkeypatch.setattr(app, "Http2Server", make)
+    assert asyncio.run(main()) == [False, True]
 
 
 def test_a_controller_knows_how_long_it_did_not_look() -> None:

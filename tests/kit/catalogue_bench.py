@@ -46,6 +46,9 @@ class NoLink:
     def send(self, *_: object) -> None:
         raise AssertionError("nothing is sent in these tests")
 
+    def look(self) -> None:
+        raise AssertionError("nothing is sent in these tests")
+
     def flush(self, *, now: bool) -> None:
         raise AssertionError("nothing is sent in these tests")
 

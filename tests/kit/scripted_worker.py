@@ -542,6 +542,9 @@ class InLoopWorker(ScriptedWorker):
         else:
             asyncio.get_running_loop().call_soon(self._finish, action, payload)
 
+    def look(self) -> None:
+        pass
+
     def flush(self, *, now: bool) -> None:
         pass
 

@@ -8,10 +8,13 @@ request whose clock starts there is never younger than it seems.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+
+log = logging.getLogger(__name__)
 
 #: How far apart two looks are at most, while clients ask: what the bound costs a request, twice over,
 #: when the kernel tells no better.
@@ -46,6 +49,8 @@ class ArrivalClock:
         #: When something came in first in this turn.
         self.began_ns = self._newer_ns
         self._next: asyncio.Handle | None = None
+        # What is to be done at the end of this turn.
+        self._works: list[Callable[[], object]] = []
         self._late_ns = 0
         self._due_ns = self._newer_ns + IDLE_PERIOD_NS
         self._timer = self._loop.call_later(IDLE_PERIOD_NS / NS_PER_S, self._beat)
@@ -74,12 +79,20 @@ class ArrivalClock:
             self._next = self._loop.call_soon(self._mark)
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do something in the next turn, before the loop sleeps."""
-        self._loop.call_soon(work)
-        # A turn that has lasted for so long ends without a pause, and its mark has to come.
-        if self._next is not None and self.clock() - self.began_ns < self.period_ns:
-            self._next.cancel()
-            self._next = self._loop.call_soon(self._mark)
+        """Do something at the end of this turn, or at `work_now` before that."""
+        if not self._works:
+            self._loop.call_soon(self.work_now)
+        self._works.append(work)
+
+    def work_now(self) -> None:
+        """Do what was to be done `soon`."""
+        works, self._works = self._works, []
+        for work in works:
+            try:
+                work()
+            except Exception:
+                # Else a bug in one would cost the others.
+                log.exception("what was to be done at the end of a turn failed")
 
     def stop(self) -> None:
         """Mark no more turns."""
@@ -87,6 +100,7 @@ class ArrivalClock:
 
     def _mark(self) -> None:
         self._next = None
+        self.work_now()
         if self.period_ns and self._is_busy and not self.left_unread:
             left_ns = self.period_ns - (self.clock() - self.began_ns)
             if left_ns > 0:
