@@ -19,6 +19,7 @@ from controller.front.admission.entrance import (
     PERIOD_NS_MOST,
     TURN_NS_LEAST,
     TURN_NS_MOST,
+    TURN_PART,
     WINDOW_NS,
     YOUNG_NS,
     Entrance,
@@ -292,9 +293,13 @@ def test_turns_are_put_farther_apart_while_many_requests_find_the_loop_busy() ->
     loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
     loop.fall_behind(answers=100)
     assert loop.period_ns == 0  # One client that asks one by one would only wait.
+    loop.entrance.may_enter("a", loop.now_ns, SLO_NS // 5, loop.now_ns)
+    loop.end_window(answers=100)
+    assert loop.entrance.turn_ns == int(TURN_PART * SLO_NS / 5)
+    loop.entrance.may_enter("a", loop.now_ns, SLO_NS, loop.now_ns)
     loop.door.num_requests = 8
     loop.fall_behind(answers=100)
-    assert loop.entrance.turn_ns == SLO_NS // 16
+    assert loop.entrance.turn_ns == TURN_NS_MOST
     assert loop.period_ns == PERIOD_NS_MOST
     for _ in range(40):
         loop.now_ns += WINDOW_NS
@@ -389,9 +394,10 @@ def shifts(loop: Loop, asked: int) -> list[list[str]]:
         for source in "abcd":
             loop.entrance.asked(source, asked)
         loop.end_window(answers=100)
-        turns = [loop.entrance.pause_ns(source, NS_PER_S) for source in "abcd"]
-        found.append([s for s, turn in zip("abcd", turns, strict=True) if turn == min(turns)])
-        assert min(turns) > 0
+        pauses_ns = [loop.entrance.pause_ns(source, NS_PER_S) for source in "abcd"]
+        shortest_ns = min(pauses_ns)
+        found.append([s for s, it in zip("abcd", pauses_ns, strict=True) if it == shortest_ns])
+        assert shortest_ns > 0
     return found
 
 
@@ -401,6 +407,20 @@ def test_sources_take_shifts_where_twice_as_much_is_asked_as_can_be_answered() -
     assert shifts(loop, 25) == [["a", "b", "c", "d"]] * 8
     found = shifts(loop, 50)[1:]
     assert {tuple(on_shift) for on_shift in found} == {("a", "c"), ("b", "d")}
+
+
+def test_a_source_is_left_unread_for_a_quarter_of_the_shortest_slo_or_for_all_of_it_off_shift() -> (
+    None
+):
+    loop = Loop()
+    loop.fall_behind(answers=100)
+    for slo_ns in (NS_PER_US, SLO_NS // 5, 4 * SLO_NS):
+        loop.entrance.may_enter("a", loop.now_ns, slo_ns, loop.now_ns)
+        loop.end_window(answers=100)
+        shifts(loop, 50)
+        pauses_ns = {loop.entrance.pause_ns(source, NS_PER_S) for source in "abcd"}
+        counted_ns = min(max(slo_ns, 8 * NS_PER_MS), 64 * NS_PER_MS)
+        assert pauses_ns == {counted_ns // 4, counted_ns}
 
 
 def test_a_source_that_asks_seldom_is_read_at_once() -> None:

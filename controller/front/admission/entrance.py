@@ -9,8 +9,8 @@ counted it gave 0.6 of the answers that it gives without (by hand).
 
 To refuse costs least where a gRPC call comes whole and its headers repeat those of an earlier call of its connection byte
 for byte: then nothing is made of it, and calls behind it that repeat it are refused with it (`Gate`). Others, such as calls
-whose `grpc-timeout` varies, have their headers decoded before. A connection is read less often while the loop is behind:
-a read and the answer to it cost more than the refusals of many calls.
+whose `grpc-timeout` varies, have their headers decoded before. A connection is read less often while the loop has no
+time to spare: a read and the answer to it cost more than the refusals of many calls.
 
 A loop with time to spare begins everything: how many wait for a device is the scheduler's to judge. Whether it has any
 is looked up in the kernel's figures for its thread, once in a window of time.
@@ -40,8 +40,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from controller.front.admission.limits import AdmissionLimits
 
 #: A turn of the loop begins requests for this part of the shortest SLO that was asked lately, within these bounds. Short
-#: turns spoil batches, and cost the loop more per request; long ones are spent of each SLO, twice.
-TURN_PART: Final = 1 / 16
+#: turns spoil batches, and cost the loop more per request; long ones are spent of each SLO.
+TURN_PART: Final = 0.15
 TURN_NS_LEAST, TURN_NS_MOST = NS_PER_MS // 2, 4 * NS_PER_MS
 #: All inside must be answered within this part of a request's SLO, from its arrival, for it to be let in.
 PART: Final = 0.5
@@ -83,10 +83,10 @@ _FIRST_PACE_NS: Final = 100 * NS_PER_US
 _FAIR: Final = 2
 #: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
 _OFTEN: Final = 4
-#: A source is read again after so many of the longest turns, or so many while others are on shift, which lasts for so many
-#: windows. In a model of 64 sources with an SLO of 10 ms, this keeps 0.57 of the goodput at three times the capacity; 0.44
-#: without shifts.
-_PAUSE_TURNS, _OFF_TURNS, _SHIFT_WINDOWS = 4, 16, 2
+#: While the loop has no time to spare, a source is left unread for this part of the shortest SLO, which counts within these
+#: bounds; or for all of it while others are on shift. A shift lasts for so many windows.
+_PAUSE_PART, _SHIFT_WINDOWS = 0.25, 2
+_PAUSED_SLO_NS_LEAST, _PAUSED_SLO_NS_MOST = 8 * NS_PER_MS, 64 * NS_PER_MS
 #: The part of a new measure in the pace, where that is better than it was, and where it is worse: a loop that gave fewer
 #: answers may have stood still, or was asked for no more. And the most by which one makes it longer.
 _NEW_PART, _WORSE_PART, _GROW_MOST = 0.5, 0.05, 2.0
@@ -119,7 +119,7 @@ class Turns(Protocol):
         """Something came in, so this is a turn."""
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do something in the next turn, before the loop sleeps."""
+        """Do something at the end of this turn, or before that."""
 
 
 @dataclass(slots=True)
@@ -149,6 +149,8 @@ class _Sources:
         self._before: dict[object, int] = {}
         self._fair = math.inf
         self._off_shift: set[object] = set()
+        # The SLO of which pauses are a part.
+        self._paused_slo_ns = _PAUSED_SLO_NS_LEAST
         self._num_windows = 0
 
     def asked(self, source: object, count: int) -> None:
@@ -168,11 +170,15 @@ class _Sources:
         on_shift = [*asked][self._num_windows // _SHIFT_WINDOWS % num_shifts :: num_shifts]
         self._off_shift = asked.keys() - on_shift
 
-    def pause_turns(self, source: object) -> int:
-        """For how many of the longest turns a source is left unread."""
+    def shortest_slo(self, slo_ns: int) -> None:
+        """Take in the shortest SLO that was asked lately."""
+        self._paused_slo_ns = min(max(slo_ns, _PAUSED_SLO_NS_LEAST), _PAUSED_SLO_NS_MOST)
+
+    def pause_ns(self, source: object) -> int:
+        """For how long a source is left unread."""
         if self._before.get(source, 0) < _OFTEN:
             return 0
-        return _OFF_TURNS if source in self._off_shift else _PAUSE_TURNS
+        return round((1 if source in self._off_shift else _PAUSE_PART) * self._paused_slo_ns)
 
 
 class Entrance:
@@ -287,7 +293,7 @@ class Entrance:
 
     def pause_ns(self, source: object, longest_ns: int) -> int:
         """How long a source is left unread after it was read while the loop is pressed, so that more comes together."""
-        return min(longest_ns, self._sources.pause_turns(source) * self.turn_ns)
+        return min(longest_ns, self._sources.pause_ns(source))
 
     def asked(self, source: object, count: int) -> None:
         """Count requests of a source that were refused without a question each."""
@@ -388,8 +394,9 @@ class Entrance:
             period_ns = max(2 * period_ns, self.turn_ns // 4)
             turns.period_ns = min(period_ns, self.turn_ns, PERIOD_NS_MOST)
         if self._least_slo_ns:
-            least_ns, self._least_slo_ns = int(TURN_PART * self._least_slo_ns), 0
-            self.turn_ns = min(max(least_ns, TURN_NS_LEAST), TURN_NS_MOST)
+            slo_ns, self._least_slo_ns = self._least_slo_ns, 0
+            self.turn_ns = min(max(int(TURN_PART * slo_ns), TURN_NS_LEAST), TURN_NS_MOST)
+            self._sources.shortest_slo(slo_ns)
         if self.behind:
             self._elsewhere = round(self.share_elsewhere() * under_way)
             if now_ns - self._behind_ns > _CALM_NS + elapsed_ns:
