@@ -17,8 +17,8 @@ is looked up in the kernel's figures for its thread, once in a window of time.
 
 A turn of the loop begins requests for a part of the shortest SLO; what is read beyond that waits here for the next
 turns. Each source (a connection, mostly) has a queue, and turns take from the sources in rotation; in a queue the
-request that must begin first is first. While the loop is behind, a source that asks for more than its share may fill
-half of the room inside. So a source that floods the loop delays no other.
+request that must begin first is first. While the loop is behind, a source that asks for much more than the others
+gets what they leave. So a source that floods the loop delays no other.
 
 A loop that is busy has its turns farther apart: it sleeps a little between them, so that requests come in together and
 batches are large. That costs each request less than it saves, and gives the processor to workers that share it.
@@ -78,9 +78,10 @@ PERIOD_NS_MOST: Final = 2 * NS_PER_MS
 _CALM_NS: Final = 100 * NS_PER_MS
 #: What an answer is thought to take before the loop was ever behind.
 _FIRST_PACE_NS: Final = 100 * NS_PER_US
-#: A source that asks for so many times as much as the sources of the window before did on average, and a large batch more,
-#: leaves half of the room to the others.
-_FAIR: Final = 2
+#: A source that asks for more than so many times the average of the window before, and a large batch, gets no more than that
+#: or what the others leave: of what can be answered, or of this part while the loop has no time to spare. Such sources
+#: share it. The rest is for what the others ask for beyond what they did. Next to one other source none asks for so much.
+_FAIR, _PROMISED_PART = 2, 0.85
 #: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
 _OFTEN: Final = 4
 #: While the loop has no time to spare, a source is left unread for this part of the shortest SLO, which counts within these
@@ -148,6 +149,10 @@ class _Sources:
         self._asked: dict[object, int] = {}
         self._before: dict[object, int] = {}
         self._fair = math.inf
+        # Those let in in this window, and the most of a source that asks for more than is fair. Part of what is inside would not
+        # do as a bound: where answers leave in the turn that read their requests, nothing stays inside.
+        self._let_in: dict[object, int] = {}
+        self._left = math.inf
         self._off_shift: set[object] = set()
         # The SLO of which pauses are a part.
         self._paused_slo_ns = _PAUSED_SLO_NS_LEAST
@@ -156,16 +161,25 @@ class _Sources:
     def asked(self, source: object, count: int) -> None:
         self._asked[source] = self._asked.get(source, 0) + count
 
-    def asks_too_much(self, source: object) -> bool:
-        return self._asked.get(source, 0) > self._fair
+    def let_in(self, source: object) -> None:
+        self._let_in[source] = self._let_in.get(source, 0) + 1
 
-    def end_window(self, num_answered: float) -> None:
-        """Begin a new window; so many can be answered in one."""
+    def has_had_enough(self, source: object) -> bool:
+        """Whether a source asks for more than is fair, and has had what the others leave."""
+        return self._asked.get(source, 0) > self._fair and self._let_in.get(source, 0) >= self._left
+
+    def end_window(self, num_answered: float, promised_part: float) -> None:
+        """Begin a new window; so many can be answered in one, and those that ask for too much get what is left of a part."""
         self._before, self._asked = self._asked, {}
         asked = self._before
         total = sum(asked.values())
         self._fair = INSIDE_LEAST + _FAIR * total / len(asked) if asked else math.inf
-        num_shifts = max(1, round(total / num_answered))
+        modest = [number for number in asked.values() if number <= self._fair]
+        num_floods = len(asked) - len(modest)
+        left = max(promised_part * num_answered - sum(modest), 0)
+        self._let_in, self._left = {}, left / max(num_floods, 1)
+        wanted = sum(modest) + (left if num_floods else 0)
+        num_shifts = max(1, round(wanted / num_answered))
         self._num_windows += 1
         on_shift = [*asked][self._num_windows // _SHIFT_WINDOWS % num_shifts :: num_shifts]
         self._off_shift = asked.keys() - on_shift
@@ -249,7 +263,7 @@ class Entrance:
     def may_enter(
         self, source: object, arrival_ns: int, slo_ns: int, now_ns: int, besides: int = 0
     ) -> bool:
-        """Whether a request can be answered in time with all that are inside.
+        """Whether a request can be answered in time with all that are inside, and its source has not had its part.
 
         Args:
             source: where it comes from; sources have equal rights.
@@ -270,19 +284,20 @@ class Entrance:
                 ahead += len(queue) - bisect_left(queue, -latest_ns, key=_urgency)
             # The sources take turns, so that each of the others comes up as often as this one.
             ahead = min((ahead + 1) * sources - 1, self.num_waiting + besides)
-        pace_ns = self.pace_ns
         if self.behind:
             ahead += self._begun()
-            if self._sources.asks_too_much(source):
-                # As if all took twice as long: so much of the room is the others'.
-                ahead, pace_ns = ahead + INSIDE_LEAST, 2 * pace_ns
             self._sources.asked(source, 1)
+            if self._sources.has_had_enough(source):
+                self._num_refused += 1
+                return False
         if ahead < INSIDE_LEAST:
             ahead = 0
         room_ns = latest_ns - now_ns
         most = max(INSIDE_NS_MOST, int(INSIDE_PART * slo_ns))
         room_ns = min(room_ns, most if self._lasts(slo_ns, now_ns) else 2 * most)
-        if ahead * pace_ns <= room_ns and self.num_waiting + besides < WAITING_MAX:
+        if ahead * self.pace_ns <= room_ns and self.num_waiting + besides < WAITING_MAX:
+            if self.behind:
+                self._sources.let_in(source)
             return True
         self._num_refused += 1
         return False
@@ -406,7 +421,8 @@ class Entrance:
             part = _NEW_PART if pace_ns < self.pace_ns else _WORSE_PART
             self.pace_ns += part * (min(pace_ns, _GROW_MOST * self.pace_ns) - self.pace_ns)
         self._window_ns, self._used_ns, self._ended = now_ns, used_ns, ended
-        self._sources.end_window(elapsed_ns / self.pace_ns)
+        part = _PROMISED_PART if self.is_pressed else 1
+        self._sources.end_window(elapsed_ns / self.pace_ns, part)
 
     def refusal(self, now_ns: int) -> RefusedError:
         """Make the refusal of a request for which the loop has no time. Within a second it is the same."""
@@ -419,7 +435,7 @@ class Entrance:
                 f"{self.whose} is busy all the time: found {inside} requests inside and"
                 f" {pace_ns / NS_PER_US:.0f} us from one answer to the next, expected that they take"
                 f" {100 * PART:.0f} % of the SLO at most, and {100 * INSIDE_PART:.0f} % or {INSIDE_NS_MOST // NS_PER_MS} ms"
-                " where this lasts",
+                " where this lasts; and that a connection that asks for much more than the others leaves them their part",
                 figures={"inside": inside, "controller_ns": pace_ns},
             )
         return refusal
