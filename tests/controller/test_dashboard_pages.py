@@ -40,6 +40,13 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, s
         yield found
 
 
+@pytest.fixture
+def learned(tmp_path: Path) -> Iterator[Served]:
+    """A server of its own, which stops behind the page of the same test: the page asks it every second."""
+    with taught(tmp_path / "models") as served:
+        yield served
+
+
 @contextmanager
 def asking(server: Served, name: str, *, times: int = 1) -> Iterator[None]:
     """Ask a model again and again: pages show the last seconds, which go by before a busy machine has drawn them."""
@@ -265,30 +272,29 @@ def test_a_request_is_explained_at_an_address_of_its_own(server: Served, page: P
 
 
 def test_an_application_shows_its_answers_and_what_each_context_believes(
-    tmp_path: Path, page: Page
+    learned: Served, page: Page
 ) -> None:
-    with taught(tmp_path / "models") as served:
-        page.goto(f"{served.url}/#/applications")
-        card = page.get_by_role("region", name="app", exact=True)
-        expect(card).to_contain_text("policy exp4-full, vote; as learned from all users")
-        expect(card).to_contain_text("8 queries; default answers: none; refused: none")
-        expect(card).to_contain_text("feedback: 6 APPLIED")
-        card.get_by_role("link", name="app", exact=True).click()
-        for context, believed, other in (("ann", "alpha", "beta"), ("bob", "beta", "alpha")):
-            page.get_by_label("Weights of one user").fill(context)
-            page.get_by_role("button", name="Show").click()
-            expect(card).to_contain_text(f"as learned from {context}")
-            parts = {}
-            for model in (believed, other):
-                row = card.locator("tbody tr", has=page.get_by_role("link", name=model, exact=True))
-                parts[model] = float(row.get_by_role("cell").nth(0).inner_text().rstrip("%"))
-            assert parts[believed] > 55 > 45 > parts[other], parts
-            assert sum(parts.values()) == pytest.approx(100, abs=0.2)
-        assert page.url == f"{served.url}/#/applications/app?context=bob"
-        assert page.evaluate(FAULTS, TEXT_CONTRAST) == []
-        # From here a model's own page is one step away.
-        card.get_by_role("link", name="alpha", exact=True).click()
-        expect(page.get_by_role("heading", name="alpha")).to_be_visible()
+    page.goto(f"{learned.url}/#/applications")
+    card = page.get_by_role("region", name="app", exact=True)
+    expect(card).to_contain_text("policy exp4-full, vote; as learned from all users")
+    expect(card).to_contain_text("8 queries; default answers: none; refused: none")
+    expect(card).to_contain_text("feedback: 6 APPLIED")
+    card.get_by_role("link", name="app", exact=True).click()
+    for context, believed, other in (("ann", "alpha", "beta"), ("bob", "beta", "alpha")):
+        page.get_by_label("Weights of one user").fill(context)
+        page.get_by_role("button", name="Show").click()
+        expect(card).to_contain_text(f"as learned from {context}")
+        parts = {}
+        for model in (believed, other):
+            row = card.locator("tbody tr", has=page.get_by_role("link", name=model, exact=True))
+            parts[model] = float(row.get_by_role("cell").nth(0).inner_text().rstrip("%"))
+        assert parts[believed] > 55 > 45 > parts[other], parts
+        assert sum(parts.values()) == pytest.approx(100, abs=0.2)
+    assert page.url == f"{learned.url}/#/applications/app?context=bob"
+    assert page.evaluate(FAULTS, TEXT_CONTRAST) == []
+    # From here a model's own page is one step away.
+    card.get_by_role("link", name="alpha", exact=True).click()
+    expect(page.get_by_role("heading", name="alpha")).to_be_visible()
 
 
 def test_a_server_that_goes_away_is_said_to_be_gone_and_found_again(
