@@ -268,6 +268,19 @@ def test_a_source_that_asks_for_much_gets_all_that_is_left_where_the_loop_has_ti
     assert sum(entered) == pytest.approx(200 - 15, abs=1)
 
 
+@pytest.mark.parametrize("asked", [100, 600])
+def test_a_source_that_is_alone_leaves_nothing_to_itself(asked: int) -> None:
+    loop = Loop()
+    loop.fall_behind(answers=400)
+    ask = loop.entrance.may_enter
+    for number in (asked, 3 * asked + 100):
+        entered = [ask("a", loop.now_ns, SLO_NS, loop.now_ns) for _ in range(number)]
+        loop.end_window(answers=400)
+    # All that is fair, and more if 85 % of what can be answered is more.
+    fair = INSIDE_LEAST + 2 * asked
+    assert sum(entered) == pytest.approx(max(340, fair), abs=1)
+
+
 def test_in_a_queue_the_request_that_must_begin_first_is_first() -> None:
     loop = Loop()
     loop.spend_turn()

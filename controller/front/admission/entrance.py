@@ -166,7 +166,12 @@ class _Sources:
 
     def has_had_enough(self, source: object) -> bool:
         """Whether a source asks for more than is fair, and has had what the others leave."""
-        return self._asked.get(source, 0) > self._fair and self._let_in.get(source, 0) >= self._left
+        if self._asked.get(source, 0) <= self._fair:
+            return False
+        # What it asked for itself, while that was fair, is not the others'.
+        own = self._before.get(source, 0)
+        most = self._left + (own if own <= self._fair else 0)
+        return self._let_in.get(source, 0) >= most
 
     def end_window(self, num_answered: float, promised_part: float) -> None:
         """Begin a new window; so many can be answered in one, and those that ask for too much get what is left of a part."""
@@ -176,9 +181,9 @@ class _Sources:
         self._fair = INSIDE_LEAST + _FAIR * total / len(asked) if asked else math.inf
         modest = [number for number in asked.values() if number <= self._fair]
         num_floods = len(asked) - len(modest)
-        left = max(promised_part * num_answered - sum(modest), 0)
+        left = promised_part * num_answered - sum(modest)
         self._let_in, self._left = {}, left / max(num_floods, 1)
-        wanted = sum(modest) + (left if num_floods else 0)
+        wanted = sum(modest) + (max(left, 0) if num_floods else 0)
         num_shifts = max(1, round(wanted / num_answered))
         self._num_windows += 1
         on_shift = [*asked][self._num_windows // _SHIFT_WINDOWS % num_shifts :: num_shifts]
