@@ -78,9 +78,10 @@ PERIOD_NS_MOST: Final = 2 * NS_PER_MS
 _CALM_NS: Final = 100 * NS_PER_MS
 #: What an answer is thought to take before the loop was ever behind.
 _FIRST_PACE_NS: Final = 100 * NS_PER_US
-#: A source that asks for more than so many times the average of the window before, and a large batch, gets no more than that
-#: or what the others leave: of what can be answered, or of this part while the loop has no time to spare. Such sources
-#: share it. The rest is for what the others ask for beyond what they did. Next to one other source none asks for so much.
+#: A source that asks for more than so many times the average, of the window before and of this one, and a large batch, gets
+#: no more than that or what the others leave: of what can be answered, or of this part while the loop has no time to spare.
+#: Such sources share it. The rest is for what the others ask for beyond what they did. Next to one other source none asks
+#: for so much.
 _FAIR, _PROMISED_PART = 2, 0.85
 #: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
 _OFTEN: Final = 4
@@ -148,6 +149,7 @@ class _Sources:
         # Requests by source in this window, and in the one before; and the most that is fair.
         self._asked: dict[object, int] = {}
         self._before: dict[object, int] = {}
+        self._num_asked = 0
         self._fair = math.inf
         # Those let in in this window, and the most of a source that asks for more than is fair. Part of what is inside would not
         # do as a bound: where answers leave in the turn that read their requests, nothing stays inside.
@@ -160,25 +162,35 @@ class _Sources:
 
     def asked(self, source: object, count: int) -> None:
         self._asked[source] = self._asked.get(source, 0) + count
+        self._num_asked += count
 
     def let_in(self, source: object) -> None:
         self._let_in[source] = self._let_in.get(source, 0) + 1
 
     def has_had_enough(self, source: object) -> bool:
         """Whether a source asks for more than is fair, and has had what the others leave."""
-        if self._asked.get(source, 0) <= self._fair:
+        asked = self._asked.get(source, 0)
+        if asked <= self._fair:
+            return False
+        # Where all ask for more than before, none floods; and with one other source, or none, it is never so much more. What
+        # is left may be too little then: the pace is that of the requests before.
+        if asked <= self._fair_of(self._num_asked, max(len(self._asked), len(self._before))):
             return False
         # What it asked for itself, while that was fair, is not the others'.
         own = self._before.get(source, 0)
         most = self._left + (own if own <= self._fair else 0)
         return self._let_in.get(source, 0) >= most
 
+    @staticmethod
+    def _fair_of(num_asked: int, num_sources: int) -> float:
+        return INSIDE_LEAST + _FAIR * num_asked / num_sources
+
     def end_window(self, num_answered: float, promised_part: float) -> None:
         """Begin a new window; so many can be answered in one, and those that ask for too much get what is left of a part."""
         self._before, self._asked = self._asked, {}
         asked = self._before
-        total = sum(asked.values())
-        self._fair = INSIDE_LEAST + _FAIR * total / len(asked) if asked else math.inf
+        self._fair = self._fair_of(self._num_asked, len(asked)) if asked else math.inf
+        self._num_asked = 0
         modest = [number for number in asked.values() if number <= self._fair]
         num_floods = len(asked) - len(modest)
         left = promised_part * num_answered - sum(modest)
