@@ -270,7 +270,7 @@ def test_a_source_that_asks_for_much_gets_all_that_is_left_where_the_loop_has_ti
 
 @pytest.mark.parametrize("num_sources", [1, 2, 5])
 def test_none_floods_where_all_ask_for_more_than_before(num_sources: int) -> None:
-    """As they do whose requests were slow, and are quick now: of the pace, only what was slow is known."""
+    """As they do in turn whose requests were slow, and are quick now: of the pace, only what was slow is known."""
     loop = Loop()
     loop.fall_behind(answers=100)
     ask = loop.entrance.may_enter

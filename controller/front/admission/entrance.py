@@ -3,8 +3,8 @@
 A loop that has more to do than it can do must not begin all that it reads: it would answer everything late. So the
 number inside is bounded, those that wait here and those that were begun and have no answer yet: a request is refused
 at once, before its tensors are parsed, unless all of them can be answered within a part of its SLO, at the pace of the
-answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are always let in, or batches would be small, and
-the pace never better. What a device is still to answer does not count: with twenty devices and runs of 30 ms, a loop that
+answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are let in whatever the pace, or batches would be small,
+and the pace never better. What a device is still to answer does not count: with twenty devices and runs of 30 ms, a loop that
 counted it gave 0.6 of the answers that it gives without (by hand).
 
 To refuse costs least where a gRPC call comes whole and its headers repeat those of an earlier call of its connection byte
@@ -78,10 +78,10 @@ PERIOD_NS_MOST: Final = 2 * NS_PER_MS
 _CALM_NS: Final = 100 * NS_PER_MS
 #: What an answer is thought to take before the loop was ever behind.
 _FIRST_PACE_NS: Final = 100 * NS_PER_US
-#: A source that asks for more than so many times the average, of the window before and of this one, and a large batch, gets
-#: no more than that or what the others leave: of what can be answered, or of this part while the loop has no time to spare.
-#: Such sources share it. The rest is for what the others ask for beyond what they did. Next to one other source none asks
-#: for so much.
+#: A source floods if it asks for more than so many times the average and a large batch, both by the window before and by this
+#: one as far as it went; next to one other in both windows none does. It gets no more than is fair, or what the others leave: of what
+#: can be answered, or of this part while the loop has no time to spare. Such sources share it. The rest is for what the others
+#: ask for beyond what they did.
 _FAIR, _PROMISED_PART = 2, 0.85
 #: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
 _OFTEN: Final = 4
@@ -168,13 +168,13 @@ class _Sources:
         self._let_in[source] = self._let_in.get(source, 0) + 1
 
     def has_had_enough(self, source: object) -> bool:
-        """Whether a source asks for more than is fair, and has had what the others leave."""
+        """Whether a source floods, and has had what the others leave."""
         asked = self._asked.get(source, 0)
         if asked <= self._fair:
             return False
-        # Where all ask for more than before, none floods; and with one other source, or none, it is never so much more. What
-        # is left may be too little then: the pace is that of the requests before.
-        if asked <= self._fair_of(self._num_asked, max(len(self._asked), len(self._before))):
+        # By the window before alone, all would flood as soon as all ask for more. What is left is too little then: the pace
+        # is that of the requests before.
+        if asked <= self._fair_of(self._num_asked, len(self._before)):
             return False
         # What it asked for itself, while that was fair, is not the others'.
         own = self._before.get(source, 0)
