@@ -20,8 +20,10 @@ from rich.table import Table
 
 from clockwright import ConfigError
 from clockwright.client.operator import Operator
+from clockwright.units import NS_PER_MS
 from clockwright.v1 import control_pb2 as pb
 from controller.process.doctor import core_ticks, steal_between
+from controller.telemetry.rows import ActionRow
 from experiments.demo.clients import ModelLoad, RequestOutcome, drive
 from experiments.demo.models import DemoModel, write_digit_models, write_large_models
 from experiments.live.local_server import LocalServer
@@ -93,8 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"timers of the clients were late by {found['client_late_ms_p50']:.2f} ms at p50, "
         f"{found['client_late_ms_p99']:.2f} ms at p99"
     )
+    actions = list(read_actions(telemetry))
+    found |= runs_over(actions)
+    console.print(
+        f"models ran for {found['run_over_ms_p99']:.0f} ms longer than expected at p99, {found['run_over_ms_max']:.0f} ms at worst"
+    )
     picture = directory / "timeline.png"
-    draw_timeline(read_actions(telemetry), picture)
+    draw_timeline(actions, picture)
     console.print(f"one second of lanes: {picture}; all in {time.monotonic() - begin_s:.0f} s")
     if options.record:
         command = "python -m experiments demo --record"
@@ -151,6 +158,16 @@ def judge(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
     }
     refused = Counter(outcome.outcome.lower() for outcome in outcomes if outcome.outcome != "OK")
     return figures | {f"refused_{reason}": count for reason, count in refused.items()}
+
+
+def runs_over(actions: Sequence[ActionRow]) -> dict[str, float]:
+    """How much longer than expected models ran, in ms; a host that is slow for a while need not show as steal."""
+    over_ms = [
+        max(action.exec.duration_ns - action.expected_duration_ns, 0) / NS_PER_MS
+        for action in actions
+        if action.exec is not None and action.error == "NONE"
+    ] or [0.0]
+    return {"run_over_ms_p99": float(np.percentile(over_ms, 99)), "run_over_ms_max": max(over_ms)}
 
 
 def _latencies(name: str, times_ms: Sequence[float]) -> dict[str, float]:

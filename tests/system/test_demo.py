@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clockwright.units import ActionId, ModelId, WorkerId
 from clockwright.v1 import control_pb2 as pb
+from clockwright.wire.actions import StepTime
+from controller.telemetry.rows import ActionRow
 from experiments.demo import demo, models
 from experiments.demo.clients import ModelLoad, RequestOutcome
 from experiments.demo.models import DemoModel
@@ -83,6 +86,22 @@ def test_a_verdict_counts_each_kind_of_outcome() -> None:
     counts |= {"late_successes": 1, "errors": 1, "refused_overloaded": 1, "refused_late": 1}
     assert counts.items() <= found.items()
     assert found["in_time_fraction"] == pytest.approx(2 / 6)
+
+
+def test_it_says_how_much_longer_than_expected_models_ran() -> None:
+    """Which is how a host that is slow for a while shows, if it is not counted as steal."""
+
+    def run(exec_ms: float | None) -> ActionRow:
+        took = None if exec_ms is None else StepTime(0, 0, round(exec_ms * 1e6))
+        return ActionRow(
+            ActionId(1), "Infer", WorkerId("w"), ModelId("m"),
+            expected_duration_ns=2_000_000, exec=took, error="NONE",
+        )  # fmt: skip
+
+    found = demo.runs_over([run(None), *[run(1.0)] * 197, *[run(5.0)] * 2, run(92.0)])
+    assert found == {"run_over_ms_p99": 3.0, "run_over_ms_max": 90.0}
+    for none in ([], [run(None)], [run(1.0)]):
+        assert demo.runs_over(none) == {"run_over_ms_p99": 0.0, "run_over_ms_max": 0.0}
 
 
 def test_rates_use_half_of_the_time_of_the_core_that_computes() -> None:
