@@ -79,8 +79,8 @@ def within(key: str, limit: float, obstacle: str = "") -> Aim:
 _READS = "8 and 64 connections are not read and answered within a quarter of 10 ms"
 
 _SPEED = (
-    "at some seconds the host took 1.45 times as long for plain Python (by hand); five repeats of one load differ up to 2.3"
-    " times"
+    "in one of 20 tenths of a second an idle core of this host runs plain Python at 0.4 of its best speed (by hand); five"
+    " repeats of one load differ up to 2.6 times"
 )
 # By hand: 28,500 refusals per second leave 83 % of what the loop answers without them.
 _REFUSING = (
@@ -97,9 +97,9 @@ _UNKNOWN = "cause not known"
 
 # When the aims of `live.json` were set, a bare server took 208 us of a small request and 597 of `top`, by hand.
 _WOKEN = "a request alone wakes controller and worker, and to wake them costs about what the work does (by hand)"
-_BARE = "the bare server took {:.0f} us on the machine of the record, {:.0f} where the aim was set"
 _SLOW_HOST = (
-    "the host of the record takes 1.3 times as long for the bare server as the one of 23 November"
+    "the host of the record was slow: another of its kind took 299, 138 and 73 us at 1, 8 and 32 clients, with e29ffc4e"
+    " (by hand)"
 )
 
 # What is known of the records in `gpu`.
@@ -137,14 +137,20 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
             for multiple, share in (("0.9", 0.855), ("1.5", 0.9), ("2", 0.9), ("3", 0.85))
         ),
         Aim("refusal_ms_p50", at_most=1, obstacle="a turn of 2 ms or more reads it"),
-        Aim("refusal_slo_share_p99", at_most=0.5),
+        Aim(
+            "refusal_slo_share_p99",
+            at_most=0.5,
+            obstacle=f"{_SPEED}; 326f77f7, in turns on the same host, has as much (by hand), 3b99d4c6 had 0.33 on another",
+        ),
         Aim(
             "late_success",
             at_most=0,
             obstacle="the client's kernel had not sent all of these at once (`late_kept`)",
         ),
         Aim(
-            "below_capacity_loss", at_most=0.01, obstacle=f"{_READS}; the case of slo10_share_x0.9"
+            "below_capacity_loss",
+            at_most=0.01,
+            obstacle=f"{_READS}; the case of slo10_share_x0.9",
         ),
         Aim("slo50_behaving_share", at_least=0.9),
         Aim("slo100_behaving_share", at_least=0.9),
@@ -268,11 +274,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         within("p99_gap_pct", 10),
     ),
     "live_promises": (
-        Aim(
-            "late_success_per_million",
-            at_most=0,
-            obstacle="one of 55,000, 0.07 ms after its SLO of 10 ms by the clock of a client that shares both cores with the server",
-        ),
+        Aim("late_success_per_million", at_most=0),
         Aim(
             "refusal_slo_share_p99",
             at_most=0.2,
@@ -281,24 +283,24 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("goodput_20x_share", at_least=0.9),
     ),
     "live": (
-        Aim("small_us_c1", at_most=300, obstacle=_WOKEN),
+        Aim("small_us_c1", at_most=300, obstacle=_SLOW_HOST),
         Aim("small_us_c8", at_most=130, obstacle=_SLOW_HOST),
         Aim("small_us_c32", at_most=72, obstacle=_SLOW_HOST),
         Aim("small_us_c32_native", at_most=50, obstacle=_SLOW_HOST),
         Aim("small_ratio_c1", at_most=1.0, obstacle=_WOKEN),
-        Aim("small_ratio_c8", at_most=0.7, obstacle=_BARE.format(172, 208)),
+        Aim("small_ratio_c8", at_most=0.7, obstacle=_UNKNOWN),
         Aim("small_ratio_c32", at_most=0.35, obstacle=_UNKNOWN),
         Aim(
             "small_ratio_mosec_c32",
             at_most=1.2,
-            obstacle="mosec, 31 us, has a front in Rust; ours reads, schedules and answers in Python",
+            obstacle="mosec, 45 us, has a front in Rust; ours reads, schedules and answers in Python",
         ),
-        Aim("top_ratio_c8", at_most=0.7, obstacle=_BARE.format(434, 597)),
-        Aim("echo_ratio_c8", at_most=0.7, obstacle=_UNKNOWN),
+        Aim("top_ratio_c8", at_most=0.7, obstacle=_UNKNOWN),
+        Aim("echo_ratio_c8", at_most=0.7),
         Aim("native_large_ratio", at_most=1.0),
         Aim("native_large_memory_ratio", at_most=1.0, obstacle=_UNKNOWN),
-        Aim("mlp_us_c8", at_most=240),
-        Aim("small_p50_ms_c1", at_most=0.6),
+        Aim("mlp_us_c8", at_most=240, obstacle=_SLOW_HOST),
+        Aim("small_p50_ms_c1", at_most=0.6, obstacle=_SLOW_HOST),
     ),
     "fig8_live": (
         Aim("gpus6_goodput_pct", at_least=99.5),
