@@ -79,7 +79,7 @@ def within(key: str, limit: float, obstacle: str = "") -> Aim:
 _READS = "8 and 64 connections are not read and answered within a quarter of 10 ms"
 
 _SPEED = (
-    "in one of 20 tenths of a second an idle core of this host runs plain Python at 0.4 of its best speed (by hand); five"
+    "in one of 20 tenths of a second an idle core of the host ran plain Python at 0.4 of its best speed (by hand); five"
     " repeats of one load differ up to 2.6 times"
 )
 # By hand: 28,500 refusals per second leave 83 % of what the loop answers without them.
@@ -140,7 +140,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim(
             "refusal_slo_share_p99",
             at_most=0.5,
-            obstacle=f"{_SPEED}; 326f77f7, in turns on the same host, has as much (by hand), 3b99d4c6 had 0.33 on another",
+            obstacle=f"{_SPEED}; 326f77f7, in turns on that host, has as much (by hand), 3b99d4c6 had 0.33 on another",
         ),
         Aim(
             "late_success",

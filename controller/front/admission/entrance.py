@@ -3,9 +3,9 @@
 A loop that has more to do than it can do must not begin all that it reads: it would answer everything late. So the
 number inside is bounded, those that wait here and those that were begun and have no answer yet: a request is refused
 at once, before its tensors are parsed, unless all of them can be answered within a part of its SLO, at the pace of the
-answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are let in whatever the pace, or batches would be small,
-and the pace never better. What a device is still to answer does not count: with twenty devices and runs of 30 ms, a loop that
-counted it gave 0.6 of the answers that it gives without (by hand).
+answers given lately, refusals by the scheduler included. `INSIDE_LEAST` are let in whatever the pace, or batches would be
+small, and the pace never better. What a device is still to answer does not count: with twenty devices and runs of 30 ms, a
+loop that counted it gave 0.6 of the answers that it gives without (by hand).
 
 To refuse costs least where a gRPC call comes whole and its headers repeat those of an earlier call of its connection byte
 for byte: then nothing is made of it, and calls behind it that repeat it are refused with it (`Gate`). Others, such as calls
@@ -79,9 +79,9 @@ _CALM_NS: Final = 100 * NS_PER_MS
 #: What an answer is thought to take before the loop was ever behind.
 _FIRST_PACE_NS: Final = 100 * NS_PER_US
 #: A source floods if it asks for more than so many times the average and a large batch, both by the window before and by this
-#: one as far as it went; next to one other in both windows none does. It gets no more than is fair, or what the others leave: of what
-#: can be answered, or of this part while the loop has no time to spare. Such sources share it. The rest is for what the others
-#: ask for beyond what they did.
+#: one as far as it went; next to one other in both windows none does. It gets no more than is fair, or what the others leave:
+#: of what can be answered, or of this part while the loop has no time to spare. Such sources share it. The rest is for what
+#: the others ask for beyond what they did.
 _FAIR, _PROMISED_PART = 2, 0.85
 #: A source that asks for fewer in a window is read at once: hardly ever would a pause gather two of its requests.
 _OFTEN: Final = 4
