@@ -13,7 +13,8 @@ from controller.core.admission import row_worth_of
 from controller.core.estimator import Estimates
 from controller.core.events import ModelAdded, RefuseRequest, RequestArrived
 from controller.core.link import LinkPlan
-from controller.core.policies.runs import unlike_run
+from controller.core.policies.runs import unlike_run, urgent_run
+from controller.core.policies.strategies import Strategies
 from controller.core.state import Copy, Model, Request, WorkerState
 from controller.telemetry.tables import OK, Telemetry
 from experiments.policies.load import RESNET, case_of, hosted, poisson
@@ -48,6 +49,22 @@ def picked(copy: Copy) -> tuple[list[int], int]:
     assert copy.model.queue[batch.first] is batch.picked[0]
     size = copy.estimates.sizes[batch.size_index]
     return [request.request_id for request in batch.picked], size
+
+
+def test_a_batch_that_was_looked_at_is_made_anew_when_one_of_it_leaves() -> None:
+    """Those that are left are alike, and as many as the batch had: it ran a request that its client had cancelled."""
+    copy = copy_with((13, 1, 1.0), (13, 1, 0.001), (3000, 1, 1.0))
+    model, strategies = copy.model, Strategies()
+    strategies.update(model)
+    (before,) = strategies.find(copy.worker, 0, 0, urgent_run, [])
+    gone = model.queue[1]
+    assert before.picked == model.queue[:2]
+    model.queue.remove(gone)
+    model.num_unlike = model.num_weighed = 0
+    strategies.update(model)
+    (batch,) = strategies.find(copy.worker, 0, 0, urgent_run, [])
+    strategies.take_out(batch)
+    assert gone not in model.queue
 
 
 def test_a_batch_has_most_rows_per_time_although_no_size_is_filled() -> None:

@@ -136,6 +136,7 @@ class Strategies:
             batch = copy.batch
             if (
                 batch is not None
+                and batch.picked is None
                 and batch.required_start_ns == key >= begin_ns
                 and not batch.first
                 and batch.count == len(queue)
