@@ -487,6 +487,7 @@ def event_of(
             error=result.error,
             message=result.message,
             received_ns=result.received_ns,
+            turn_ns=result.turn_ns,
             unsent_ns=unsent_ns,
         )
     begin_ns = end_ns = result.received_ns

@@ -131,6 +131,7 @@ class ResultHeader(
     output: StepHeader | None
     lengths: _Counts
     sent: _Counts = ()
+    turn_ns: _Time | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode

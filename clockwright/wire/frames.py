@@ -230,7 +230,9 @@ def encode_result(
         None if result.output is None else _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
-    if sent:
+    if result.turn_ns is not None:
+        header = (*header, sent, result.turn_ns + shift_ns)
+    elif sent:
         header = (*header, sent)
     return make_frame(headers.encode(header), outputs)
 
@@ -324,6 +326,7 @@ def decode_result(
         input=None if found.input is None else _decode_step(found.input, shift_ns),
         exec=None if found.exec is None else _decode_step(found.exec, shift_ns),
         output=None if found.output is None else _decode_step(found.output, shift_ns),
+        turn_ns=None if found.turn_ns is None else found.turn_ns + shift_ns,
     )
     return result, _cut(found.action_id, payload, found.lengths), found.sent
 

@@ -19,7 +19,7 @@ from clockwright.wire.leadership import Fence, Term
 from clockwright.wire.tls_faults import tls_fault
 
 #: What both ends have to share: a peer of another version is rejected and told both versions.
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 
 ATTACH: Final = "Attach"
 WORKER_SERVICE: Final = "clockwright.v1.WorkerService"

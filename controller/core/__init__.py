@@ -90,7 +90,8 @@ A response after its deadline is never a success, and a request's clock starts w
    models' requests went first, which `judge` leaves out.
 3. The policy gives each batch the begin that its earliest deadline requires, and `dispatch` caps the
    window of the Infer by it. The worker does not start an action after its window: it says `TOO_LATE`,
-   and `Requests.put_back` has its requests wait again, or refuses them (`LATE`).
+   and `Requests.put_back` has its requests wait again, or refuses them (`LATE`). Where a run took too long,
+   `Results` does so at once for all that was sent after it and can no longer begin.
 4. `Requests.expire` refuses a request that was sent (`LATE`) when its deadline passes without a result.
 5. `Results._answer` refuses it (`LATE`) when the result comes after the deadline, but before the timer.
 6. The ledger looks at the clock once more when it carries an answer out: the event may have waited its turn.

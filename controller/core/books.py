@@ -13,7 +13,7 @@ the books to tell, in this order, and `tests/core/test_books.py` reads this tabl
 | `dropped`       | nothing: a request is refused that was never sent     | refused                            |
 | `begin_infer`   | phase, queue, pins, LRU order, timeline, in flight    | queue_changed                      |
 | `begin_probe`   | pins, LRU order, timeline, in flight                  |                                    |
-| `disown`        | `num_sent`, demand: its action may not run in time    | demand_changed                     |
+| `disown`        | `num_sent`, demand: its action is in doubt, or too late | demand_changed                     |
 | `end_infer`     | pins, `num_sent`, demand, timeline                    | demand_changed                     |
 | `infer_over`    | nothing: an Infer succeeded, its requests are settled | infer_ended unpark                 |
 | `exec_freed`    | nothing: one failed, or its worker is gone, likewise  | unpark                             |
@@ -46,7 +46,7 @@ The life of a request, which the same test reads:
 |---------|---------|-------------------------------------------------------------------|
 | -       | WAITING | `enqueue`: it was admitted                                        |
 | WAITING | SENT    | `begin_infer`                                                     |
-| SENT    | WAITING | `enqueue`: its action failed, or is overdue; some worker may be in time |
+| SENT    | WAITING | `enqueue`: its action failed, is overdue, or too late; some worker may be in time |
 | WAITING | DONE    | `close`: refused, or its client left                              |
 | SENT    | DONE    | `close`: answered, refused, or its client left                    |
 

@@ -246,6 +246,8 @@ class ActionFailed:
     message: str = ""
     #: When the worker had the action; None where that is not known.
     received_ns: int | None = None
+    #: When the lane was done with an Infer whose window had closed; likewise.
+    turn_ns: int | None = None
     #: As of an action that succeeded.
     unsent_ns: int = 0
 

@@ -76,6 +76,7 @@ class Results:
         # A worker may say that something took no time. Rates are reciprocals of durations, so it took some.
         duration_ns, action = max(event.duration_ns + event.spared_ns, 1), sent.action
         learns, touched = True, None
+        waiting: Sequence[Model] = ()
         if (
             worker.trouble is not None
             or duration_ns > SLOW_FACTOR * action.expected_duration_ns + SLOW_NS
@@ -85,6 +86,10 @@ class Results:
             if learns:
                 self._measured_exec(worker, sent, action.batch_size, duration_ns)
             books.end_infer(sent, end_ns)
+            # Where it ended in time, so may those behind it begin.
+            if worker.exec_lane and sent.expected_end_ns < end_ns:
+                missed = self._skip_missed(sent, min(event.end_ns, now_ns))
+                waiting = self._wait_again(missed, now_ns)
             if sent.shared:
                 self._answer_first(event, sent, action.batch_size, now_ns)
                 books.exec_freed(worker)
@@ -101,6 +106,9 @@ class Results:
         if touched:
             self._requests.trust_changed(worker, touched, now_ns)
         self._settle(worker, sent.copy.model, now_ns)
+        for model in waiting:
+            if model.queue:
+                self._dispatch.place(model, now_ns)
 
     def failed(self, event: ActionFailed, now_ns: int) -> None:
         """Handle an action that did not run: it was too late, it failed, or the worker contradicts the books."""
@@ -119,8 +127,16 @@ class Results:
         assert sent is not None
         model = sent.copy.model
         self._learn_link(worker, sent, event, now_ns, 0, now_ns)
+        waiting: Sequence[Model] = ()
         if isinstance(sent.action, Infer):
             self._books.end_infer(sent, now_ns)
+            missed: Sequence[SentAction] = ()
+            if (
+                event.error is ActionError.TOO_LATE
+                and event.turn_ns is not None
+                and _is_behind_another(worker, sent)
+            ):
+                missed = self._skip_missed(sent, min(event.turn_ns, now_ns))
             if event.error is ActionError.NOT_RESIDENT:
                 # The worker heard of the load before, and answered for it before if it ended.
                 for load in loads_before(worker, sent):
@@ -139,6 +155,7 @@ class Results:
                         worker, self._health.run_failed(sent, words, now_ns), now_ns
                     )
                 self._requests.put_back(sent, Refusal.LATE, now_ns)
+                waiting = self._wait_again(missed, now_ns)
             self._books.exec_freed(worker)
             if event.error is not ActionError.TOO_LATE:
                 worker.exec_wakeup_ns = None  # the lane has room long before that was to be
@@ -153,8 +170,48 @@ class Results:
                     self._requests.reconsider(model, Refusal.FAILED, now_ns)
             self._requests.displaced(model, now_ns)
         self._settle(worker, model, now_ns)
-        if model.queue:  # another worker may be the better one for those that were put back
-            self._dispatch.place(model, now_ns)
+        for each in dict.fromkeys((model, *waiting)):
+            if each.queue:  # another worker may be the better one for those that were put back
+                self._dispatch.place(each, now_ns)
+
+    def _skip_missed(self, sent: SentAction, busy_until_ns: int) -> list[SentAction]:
+        """Take Infers off their lane that can no longer begin, before their results say so.
+
+        Results come one by one. Judged as each comes, the first requests would find a lane that is full of what cannot
+        run, and what is sent for them would stand in the way of the rest.
+
+        Args:
+            sent: an Infer that ended, or was too late; those in question were sent after it.
+            busy_until_ns: on the worker's clock, until when its lane can have begun none of them.
+
+        Returns:
+            Those whose windows closed before that, each once.
+        """
+        worker = sent.copy.worker
+        return [
+            other
+            for action_id, other in worker.in_flight.items()
+            if action_id > sent.action.action_id
+            and isinstance(other.action, Infer)
+            and other.action.latest_ns < busy_until_ns
+            and worker.exec_lane.skip(action_id)
+        ]
+
+    def _wait_again(self, missed: Sequence[SentAction], now_ns: int) -> Sequence[Model]:
+        """Queue the requests of Infers that cannot begin any more. Returns the models of those that wait again."""
+        models: dict[Model, None] = {}
+        for sent in missed:
+            for request in own_requests(sent):
+                if request.phase is DONE:
+                    continue
+                verdict = self._requests.judge_again(request, now_ns)
+                if verdict.refusal is None:  # else the result decides
+                    self._books.disown(sent, request)
+                    self._requests.wait_again(request, verdict, now_ns)
+                    models[sent.copy.model] = None
+        for model in models:
+            self._books.came(model)
+        return list(models)
 
     def _lost(self, worker: WorkerState, sent: SentAction, begin_ns: int) -> Sequence[SentAction]:
         """Find what a success proves to have lost its result.
@@ -377,6 +434,17 @@ class Results:
             worker.suspected = action_id
             until_ns = now_ns + min(_SECOND_LOOK_NS, self._config.action_timeout_ns)
         self._alarms.expect_result_until(worker, until_ns)
+
+
+def _is_behind_another(worker: WorkerState, infer: SentAction) -> bool:
+    """Whether an Infer that was sent before this one has no result yet: it may have kept the lane busy.
+
+    Else those that were sent after it may have overtaken it, while it waited for its weights.
+    """
+    for action_id, sent in worker.in_flight.items():
+        if isinstance(sent.action, Infer):
+            return action_id < infer.action.action_id
+    return False
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:

@@ -15,7 +15,8 @@ waiting requests, and refuse nothing by prediction):
 * A request refused because its model is cold has the model loaded, where nothing else wants the lane.
 * Eviction never takes a model with an action in flight or with waiting requests.
 * An Infer refused for lateness, or lost with its worker or alone, puts its requests back while slack remains; so does
-  one that failed, in smaller batches, and one whose result is overdue (health.py).
+  one that failed, in smaller batches, one whose result is overdue (health.py), and one whose window closed behind a run
+  that took too long.
 * Every action has a timeout; a worker that exceeds it, or contradicts the controller's books, is let
   go and starts afresh when it registers again.
 * Refused requests are answered at once, with the reason, not at the deadline.

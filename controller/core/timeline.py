@@ -50,6 +50,18 @@ class Timeline:
             self._work[action_id] = gap_ns + duration_ns
             self.end_ns += gap_ns + duration_ns
 
+    def skip(self, action_id: ActionId) -> bool:
+        """An action will not run: it takes no time, though it is still to be completed.
+
+        Returns False if that was known.
+        """
+        skipped_ns = self._work[action_id]
+        if next(iter(self._work)) == action_id:
+            self._front_end_ns -= skipped_ns
+        self.end_ns -= skipped_ns
+        self._work[action_id] = 0
+        return skipped_ns > 0
+
     def complete(self, action_id: ActionId, *, end_ns: int) -> None:
         """Take out an action that ended, or was refused, at `end_ns`."""
         was_front = next(iter(self._work), None) == action_id

@@ -66,6 +66,7 @@ results = st.builds(
     input=steps,
     exec=steps,
     output=steps,
+    turn_ns=st.none() | times,
 )
 
 

@@ -61,6 +61,24 @@ def test_completion_out_of_order_takes_out_its_share() -> None:
     assert lane.available_ns(12) == 20
 
 
+def test_what_is_skipped_takes_no_time_and_is_still_to_be_completed() -> None:
+    lane = Timeline()
+    lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
+    lane.push(TWO, begin_ns=20, duration_ns=5, now_ns=10)  # behind a gap
+    lane.push(THREE, begin_ns=25, duration_ns=7, now_ns=10)
+    assert lane.skip(TWO)
+    assert not lane.skip(TWO)
+    assert lane.available_ns(10) == 22
+    lane.complete(ONE, end_ns=15)
+    lane.complete(TWO, end_ns=15)
+    assert lane.available_ns(15) == 22
+    assert lane.skip(THREE)  # the first, which was to run from 15 to 22
+    assert lane.available_ns(15) == 15
+    lane.push(ONE, begin_ns=15, duration_ns=5, now_ns=15)
+    lane.complete(THREE, end_ns=16)
+    assert lane.available_ns(16) == 21
+
+
 def test_the_estimate_is_an_upper_percentile_of_the_last_ten() -> None:
     window = DurationWindow(1000)
     for duration_ns in range(100, 100 + 10 * WINDOW_SIZE, 10):

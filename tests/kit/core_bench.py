@@ -142,6 +142,7 @@ class CoreBench:
         received_ms: float | None = None,
         *,
         at_ms: float,
+        turn_ms: float | None = None,
         worker: WorkerId = GPU,
     ) -> list[Command]:
         return self.tell(
@@ -151,6 +152,7 @@ class CoreBench:
                 error=error,
                 message="words",
                 received_ns=None if received_ms is None else int(received_ms * MS),
+                turn_ns=None if turn_ms is None else int(turn_ms * MS),
             ),
             at_ms=at_ms,
         )

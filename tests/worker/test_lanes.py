@@ -247,7 +247,7 @@ def test_an_infer_whose_load_takes_too_long_is_refused_when_its_window_closes() 
     driver.run(Lane.INPUT)
     assert driver.core.next_step(Lane.EXEC, now_ns=51) is None
     (result,) = driver.results()
-    assert result.error is ActionError.TOO_LATE
+    assert (result.error, result.turn_ns) == (ActionError.TOO_LATE, 51)
     assert "weights to be loaded" in result.message
 
 
@@ -427,7 +427,9 @@ def test_an_exec_is_queued_behind_the_one_that_runs_if_its_window_holds_that_mom
     driver.finish(ahead, begin=50, end=65)
     assert driver.run(Lane.EXEC, now=65) == opens_later
     late = driver.results()
-    assert [(r.action_id, r.error) for r in late] == [(closed_by_then, ActionError.TOO_LATE)]
+    assert [(r.action_id, r.error, r.turn_ns) for r in late] == [
+        (closed_by_then, ActionError.TOO_LATE, 65)
+    ]
     for _ in range(3):
         driver.run(Lane.OUTPUT, now=66)
     assert [result.action_id for result in driver.results()] == [early, fits, opens_later]
@@ -447,6 +449,7 @@ def test_an_exec_that_the_device_came_to_after_its_window_is_refused() -> None:
     driver.finish(ahead, begin=61, end=70)
     (result,) = driver.results()
     assert (result.action_id, result.error, result.exec) == (overrun, ActionError.TOO_LATE, None)
+    assert result.turn_ns == 70
     # Its outputs go nowhere, and its slot is free.
     driver.run(Lane.OUTPUT)
     assert driver.core.next_step(Lane.OUTPUT, now_ns=99) is None
@@ -661,6 +664,7 @@ def test_an_infer_that_went_through_fails_or_is_late_as_any_other() -> None:
     failed, late = driver.results()
     assert (failed.error, failed.message, failed.output) == (ActionError.DEVICE, "broke", None)
     assert (late.error, late.exec) == (ActionError.TOO_LATE, None)
+    assert late.turn_ns == THREE_TIMES[0].end_ns
 
 
 def test_an_infer_that_goes_through_survives_what_happens_meanwhile() -> None:

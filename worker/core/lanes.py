@@ -450,6 +450,7 @@ class Core(Generic[M]):
                 why = (
                     "its weights to be loaded" if residency and not residency.loaded else "its turn"
                 )
+                job.result.turn_ns = now_ns
                 self._refuse_late(job, now_ns, f"waiting for {why}")
             elif residency is None:
                 del self._exec[index]
@@ -527,6 +528,7 @@ class Core(Generic[M]):
         if error is not None:
             self._say(job, ActionError.DEVICE, error)
         elif result.exec is None:
+            result.turn_ns = times[0].end_ns
             self._refuse_late(job, times[0].end_ns, "waiting for its turn")
             return
         else:
@@ -565,6 +567,7 @@ class Core(Generic[M]):
                 self._forget(job.residency)
             late_ns = time.begin_ns - job.action.latest_ns
             if job.queued_ahead and late_ns > 0 and error is None:
+                job.result.turn_ns = time.end_ns
                 self._say(
                     job,
                     ActionError.TOO_LATE,
