@@ -107,7 +107,8 @@ class Result:
     input: StepTime | None = None
     exec: StepTime | None = None
     output: StepTime | None = None
-    #: When the lane was done with an Infer whose window had closed: it has begun no other until then.
+    #: When the lane was done with an Infer whose window had closed. Those behind it did not begin before, unless they
+    #: overtook it.
     turn_ns: int | None = None
     #: By their places in the action, why requests failed while others of their batch did not. Their outputs say so.
     failed: dict[int, str] | None = None

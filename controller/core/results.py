@@ -86,7 +86,7 @@ class Results:
             if learns:
                 self._measured_exec(worker, sent, action.batch_size, duration_ns)
             books.end_infer(sent, end_ns)
-            # Where it ended in time, so may those behind it begin.
+            # Where it ended in time, those behind it may begin, but for a few, whose own results say so.
             if worker.exec_lane and sent.expected_end_ns < end_ns:
                 missed = self._skip_missed(sent, min(event.end_ns, now_ns))
                 waiting = self._wait_again(missed, now_ns)
@@ -188,7 +188,7 @@ class Results:
             Those whose windows closed before that, each once.
         """
         worker = sent.copy.worker
-        return [
+        missed = [
             other
             for action_id, other in worker.in_flight.items()
             if action_id > sent.action.action_id
@@ -196,6 +196,9 @@ class Results:
             and other.action.latest_ns < busy_until_ns
             and worker.exec_lane.skip(action_id)
         ]
+        if missed:
+            worker.exec_wakeup_ns = None  # the lane has room long before that was to be
+        return missed
 
     def _wait_again(self, missed: Sequence[SentAction], now_ns: int) -> Sequence[Model]:
         """Queue the requests of Infers that cannot begin any more. Returns the models of those that wait again."""

@@ -106,6 +106,8 @@ def test_results_come_as_they_went_and_their_times_are_shifted(
     assert (found, plain(payload)) == (result, outputs)
     later, _, _ = frames.decode_result(frame)
     assert later.received_ns == result.received_ns + 7
+    if result.turn_ns is not None:
+        assert later.turn_ns == result.turn_ns + 7
     for before, after in ((result.load, later.load), (result.exec, later.exec)):
         if before is not None and after is not None:
             assert (after.begin_ns, after.end_ns) == (before.begin_ns + 7, before.end_ns + 7)

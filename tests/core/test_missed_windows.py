@@ -107,6 +107,23 @@ def test_one_without_time_for_a_second_try_is_refused_by_its_result() -> None:
     assert refusals(commands) == [(b, Refusal.LATE)]
 
 
+def test_a_lane_that_is_free_sooner_than_it_was_to_look_again_takes_what_comes() -> None:
+    """It was to look when the second run of A would be nearly over, which does not run."""
+    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A, run_ms=50, exec_ms={1: 50})
+    bench.warm(B, run_ms=1, exec_ms={1: 1})
+    (first,) = infers(bench.request(A, slo_ms=1000, at_ms=2000))
+    bench.request(A, slo_ms=57, at_ms=2044)
+    (second,) = bench.wait(2048 * MS)
+    bench.request(B, slo_ms=1000, at_ms=2049)
+    commands = bench.done(first.action.action_id, 2000, 2060)
+    (short,) = infers(commands)
+    bench.failed(second.action.action_id, TOO_LATE, at_ms=2060, turn_ms=2060)
+    bench.done(short.action.action_id, 2060, 2061)
+    assert infers(bench.request(B, slo_ms=10, at_ms=2062)) != []
+
+
 def test_another_worker_takes_what_this_one_has_no_room_for() -> None:
     bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
     bench.join()

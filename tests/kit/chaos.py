@@ -376,7 +376,10 @@ class Chaos:
         elif action.model_id not in device.resident:
             error = ActionError.NOT_RESIDENT
         if error is not ActionError.NONE:
-            self.ledger.finish(worker_id, Result(action_id=action_id, received_ns=0, error=error))
+            # True or not, and with errors that have none.
+            turn_ns = (None, 0, self.now_ns, self.now_ns + 1000 * MS)[action_id % 4]
+            result = Result(action_id=action_id, received_ns=0, error=error, turn_ns=turn_ns)
+            self.ledger.finish(worker_id, result)
             return
         end_ns = self.now_ns - self.random.randint(0, MS // 5)
         profile = device.profiles[action.model_id]
