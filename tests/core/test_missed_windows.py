@@ -17,15 +17,21 @@ def withdrawn(commands: list[Command]) -> list[int]:
     return [command.action_id for command in commands if isinstance(command, WithdrawAction)]
 
 
+def warm_bench(b_ms: int = 1) -> CoreBench:
+    """A worker that holds A, which runs for 50 ms, and B."""
+    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A, run_ms=50, exec_ms={1: 50})
+    bench.warm(B, run_ms=b_ms, exec_ms={1: b_ms})
+    return bench
+
+
 def behind_a_long_run(slo_ms: float = 60) -> tuple[CoreBench, int, int, int]:
     """A run of A, and behind it a short one of B with this SLO and another of A.
 
     They begin at 2000, 2050 and 2051 ms, and their windows are open for 5 ms more.
     """
-    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
-    bench.join()
-    bench.warm(A, run_ms=50, exec_ms={1: 50})
-    bench.warm(B, run_ms=1, exec_ms={1: 1})
+    bench = warm_bench()
     (first,) = infers(bench.request(A, slo_ms=1000, at_ms=2000))
     bench.request(B, slo_ms=slo_ms, at_ms=2040)
     bench.request(A, slo_ms=1000, at_ms=2041)
@@ -109,10 +115,7 @@ def test_one_without_time_for_a_second_try_is_refused_by_its_result() -> None:
 
 def test_a_lane_that_is_free_sooner_than_it_was_to_look_again_takes_what_comes() -> None:
     """It was to look when the second run of A would be nearly over, which does not run."""
-    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
-    bench.join()
-    bench.warm(A, run_ms=50, exec_ms={1: 50})
-    bench.warm(B, run_ms=1, exec_ms={1: 1})
+    bench = warm_bench()
     (first,) = infers(bench.request(A, slo_ms=1000, at_ms=2000))
     bench.request(A, slo_ms=57, at_ms=2044)
     (second,) = bench.wait(2048 * MS)
@@ -125,10 +128,7 @@ def test_a_lane_that_is_free_sooner_than_it_was_to_look_again_takes_what_comes()
 
 
 def test_another_worker_takes_what_this_one_has_no_room_for() -> None:
-    bench = CoreBench(SchedulerConfig(policy="edf_mh", dispatch_delay_ns=0, margin_ns=0))
-    bench.join()
-    bench.warm(A, run_ms=50, exec_ms={1: 50})
-    bench.warm(B, run_ms=50, exec_ms={1: 50})
+    bench = warm_bench(b_ms=50)
     (first,) = infers(bench.request(A, slo_ms=1000, at_ms=2000))
     bench.request(B, slo_ms=1000, at_ms=2040)
     assert len(bench.wait(2050 * MS)) == 1
