@@ -100,6 +100,7 @@ def test_it_says_how_much_longer_than_expected_models_ran() -> None:
 
     found = demo.runs_over([run(None), *[run(1.0)] * 197, *[run(5.0)] * 2, run(92.0)])
     assert found == {"run_over_ms_p99": 3.0, "run_over_ms_max": 90.0}
+    assert demo.busy_ns([run(None), run(1.0), run(5.0)]) == 6_000_000
     for none in ([], [run(None)], [run(1.0)]):
         assert demo.runs_over(none) == {"run_over_ms_p99": 0.0, "run_over_ms_max": 0.0}
 
